@@ -1,0 +1,224 @@
+"""Scenario -> cells: expand the matrix, name every cell, and refuse the impossible ones before a launch."""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from bench.corpus import digest
+from bench.errors import ScenarioError
+from bench.models.catalog import content_key, load_config
+from bench.models.counts import ParamCount, count_params
+from bench.scenario import Data, Dtype, Optimizer, Rule, Scenario
+from bench.zero.stages import zero_keys
+from bench.zero.theory import model_state_bytes
+
+
+class Cell(BaseModel):
+    """The requested settings of one row. Equal cells on any machine have equal ``cell_id``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    strategy: str
+    world_size: int = 1
+    num_nodes: int = 1
+    train_micro_batch_size_per_gpu: int = 1
+    gradient_accumulation_steps: int = 1
+    seq_length: int = 128
+    dtype: Dtype = "bf16"
+    activation_checkpointing: bool = False
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    zero_optimization: dict[str, bool | int] = {}
+    seed: int = 0
+    warmup_steps: int = 3
+    steps: int = 10
+
+    @property
+    def train_batch_size(self) -> int:
+        """Sequences per optimizer step over all GPUs: micro batch x accumulation x GPUs."""
+        return self.train_micro_batch_size_per_gpu * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def label(self) -> str:
+        """A readable name, unique within most scenarios: ``llama-tiny/z2/w2/mbs4/gas1/s128/bf16``."""
+        parts = [
+            self.model,
+            self.strategy,
+            f"w{self.world_size}" + (f"n{self.num_nodes}" if self.num_nodes > 1 else ""),
+            f"mbs{self.train_micro_batch_size_per_gpu}",
+            f"gas{self.gradient_accumulation_steps}",
+            f"s{self.seq_length}",
+            self.dtype,
+        ]
+        return "/".join(parts) + ("/ckpt" if self.activation_checkpointing else "")
+
+    @property
+    def cell_id(self) -> str:
+        """12 hex digits of the SHA-256 of the non-default settings, with file content in place of paths.
+
+        A field added later with a default changes no id; tests/unit/test_plan.py holds golden values.
+        """
+        settings = self.model_dump(mode="json", exclude_defaults=True)
+        settings |= {"model": content_key(self.model), "strategy": self.strategy}
+        if self.data.path is not None:
+            settings["data"]["path"] = digest(self.data.path)
+        canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def matches(self, glob: str) -> bool:
+        """Whether ``glob`` matches the id, the label, the model, the strategy or any one part of the label."""
+        names = {self.cell_id, self.label, self.model, self.strategy, *self.label.split("/")}
+        return any(fnmatchcase(name, glob) for name in names)
+
+
+class PlannedCell(BaseModel):
+    """A cell with what is known before it runs. ``skip_reason`` set: it will not be launched."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    cell: Cell
+    params: ParamCount | None
+    model_state_bytes: float | None
+    skip_reason: str | None
+
+
+class Resources(BaseModel):
+    """What this machine offers the ranks of a cell: slots (GPUs, or CPU slots) and memory, in bytes.
+
+    On CPU all ranks share ``memory_bytes``; on GPUs each rank has that much.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    device: str
+    slots: int
+    memory_bytes: int
+    shared: bool
+
+
+def _axes(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
+    return {name: (None,) if values is None else values for name, values in scenario.matrix}
+
+
+def _matches(rule: Rule, point: dict[str, Any]) -> bool:
+    return all(point[axis] in values for axis, values in rule.axes().items())
+
+
+def _product(axes: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _points(scenario: Scenario) -> Iterator[dict[str, Any]]:
+    axes = _axes(scenario)
+    for point in _product(axes):
+        if not any(_matches(rule, point) for rule in scenario.exclude):
+            yield point
+    # An include rule is a small matrix of its own: axes that it does not name come from the main one.
+    for rule in scenario.include:
+        yield from _product(axes | rule.axes())
+
+
+def _cell(scenario: Scenario, point: dict[str, Any]) -> tuple[Cell, str | None]:
+    """Settle the batch triple of one point; the reason is set when it cannot hold."""
+    settings = dict(point)
+    total = settings.pop("train_batch_size")
+    steps = settings["gradient_accumulation_steps"]
+    micro = settings["train_micro_batch_size_per_gpu"] * settings["world_size"]
+    reason = None
+    if total is not None and (total % micro or (steps is not None and steps * micro != total)):
+        given = "a whole number" if steps is None else str(steps)
+        reason = (
+            f"batch triple impossible: train_batch_size {total} = train_micro_batch_size_per_gpu "
+            f"{settings['train_micro_batch_size_per_gpu']} x world_size {settings['world_size']} x {given} "
+            "does not hold"
+        )
+    if steps is None:
+        settings["gradient_accumulation_steps"] = max(1, (total or micro) // micro)
+    keys = zero_keys(settings["strategy"])
+    cell = Cell(
+        **settings,
+        data=scenario.data,
+        optimizer=scenario.optimizer,
+        zero_optimization={k: v for k, v in sorted(scenario.zero_optimization.items()) if k in keys},
+        seed=scenario.seed,
+        warmup_steps=scenario.warmup_steps,
+        steps=scenario.steps,
+    )
+    return cell, reason
+
+
+def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resources: Resources) -> str | None:
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    if isinstance(longest, int) and cell.seq_length > longest:
+        return f"seq_length {cell.seq_length} is above the {longest} positions of {cell.model}"
+    if cell.num_nodes > 1:
+        return f"num_nodes {cell.num_nodes}: this release launches on one node only"
+    if cell.world_size > resources.slots:
+        return f"world_size {cell.world_size} is above the {resources.slots} {resources.device} slots here"
+    if states is not None:
+        needed = states * (cell.world_size if resources.shared else 1)
+        if needed > resources.memory_bytes:
+            return (
+                f"known misfit: parameters, gradients and Adam states alone need {needed / 2**30:.1f} GiB, "
+                f"there are {resources.memory_bytes / 2**30:.1f} GiB"
+            )
+    return None
+
+
+def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
+    """Expand a scenario into its cells, each once, in matrix order.
+
+    Raises:
+        ScenarioError: a model or corpus is unknown or unreadable, or no cell is left by the exclude rules.
+    """
+    planned: dict[str, PlannedCell] = {}
+    configs: dict[str, tuple[dict[str, Any], ParamCount | None]] = {}
+    for point in _points(scenario):
+        cell, reason = _cell(scenario, point)
+        if cell.model not in configs:
+            config = load_config(cell.model)
+            configs[cell.model] = config, count_params(config)
+        config, params = configs[cell.model]
+        states = params and model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
+        reason = reason or _skip_reason(cell, config, states, resources)
+        entry = PlannedCell(cell=cell, params=params, model_state_bytes=states, skip_reason=reason)
+        planned.setdefault(cell.cell_id, entry)
+    if not planned:
+        raise ScenarioError("no cell is left to run: the exclude rules remove the whole matrix")
+    return list(planned.values())
+
+
+def unused_rules(scenario: Scenario) -> list[str]:
+    """Name the exclude rules that match no cell; a silent one is usually a typing mistake."""
+    points = list(_product(_axes(scenario)))
+    return [
+        f"exclude rule {number} matches no cell: {rule.axes()}"
+        for number, rule in enumerate(scenario.exclude, start=1)
+        if not any(_matches(rule, point) for point in points)
+    ]
+
+
+def select(planned: Iterable[PlannedCell], globs: list[str]) -> list[PlannedCell]:
+    """Keep the cells that any glob matches (all, when there are none).
+
+    Raises:
+        ScenarioError: no cell matches.
+    """
+    everything = list(planned)
+    if not globs:
+        return everything
+    chosen = [entry for entry in everything if any(entry.cell.matches(glob) for glob in globs)]
+    if not chosen:
+        known = sorted({name for entry in everything for name in entry.cell.label.split("/")})
+        raise ScenarioError(
+            f"no cell matches --only {' '.join(globs)}; a glob is held against the cell id, the whole label "
+            f"({everything[0].cell.label}) and each of its parts: {', '.join(known)}"
+        )
+    return chosen

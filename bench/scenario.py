@@ -1,0 +1,212 @@
+"""Scenario files: what a user asks to have measured. YAML in, frozen pydantic models out."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from bench.errors import ScenarioError, nearest
+from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3
+
+ZERO_KEYS = ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3
+
+
+def _one_or_more(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _known_strategy(name: Any) -> Any:
+    if not isinstance(name, str) or name not in STRATEGIES:
+        raise ValueError(f"unknown strategy '{name}'{nearest(name, STRATEGIES)}; valid: {', '.join(STRATEGIES)}")
+    return name
+
+
+def _known_zero_keys(section: Any) -> Any:
+    for key in section if isinstance(section, dict) else ():
+        if key == "stage":
+            raise ValueError("'stage' is set by the strategy (z0, z1, z2, z3); remove it here")
+        if key not in ZERO_KEYS:
+            raise ValueError(
+                f"unknown zero_optimization key '{key}'{nearest(key, ZERO_KEYS)}; valid: "
+                f"{', '.join(sorted(ZERO_KEYS))}"
+            )
+    return section
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+StrategyName = Annotated[str, BeforeValidator(_known_strategy)]
+Dtype = Literal["fp32", "bf16", "fp16"]
+# Not `int | bool`: in strict mode pydantic keeps true apart from 1, which DeepSpeed's keys need.
+ZeroOptimization = Annotated[dict[str, bool | int], BeforeValidator(_known_zero_keys)]
+
+
+T = TypeVar("T")
+Axis = Annotated[tuple[T, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
+SeqLength = Annotated[int, Field(ge=2)]  # a sequence of one token has no next token to predict
+
+
+class Matrix(_Model):
+    """The axes; each takes one value or a list, and the matrix is their product."""
+
+    model: Axis[str]
+    strategy: Axis[StrategyName]
+    world_size: Axis[PositiveInt] = (1,)
+    num_nodes: Axis[PositiveInt] = (1,)
+    train_micro_batch_size_per_gpu: Axis[PositiveInt] = (1,)
+    gradient_accumulation_steps: Axis[PositiveInt] | None = None
+    train_batch_size: Axis[PositiveInt] | None = None
+    seq_length: Axis[SeqLength] = (128,)
+    dtype: Axis[Dtype] = ("bf16",)
+    activation_checkpointing: Axis[bool] = (False,)
+
+
+class Rule(_Model):
+    """An exclude or include rule: a part of the matrix, each axis one value or a list."""
+
+    model: Axis[str] | None = None
+    strategy: Axis[StrategyName] | None = None
+    world_size: Axis[PositiveInt] | None = None
+    num_nodes: Axis[PositiveInt] | None = None
+    train_micro_batch_size_per_gpu: Axis[PositiveInt] | None = None
+    gradient_accumulation_steps: Axis[PositiveInt] | None = None
+    train_batch_size: Axis[PositiveInt] | None = None
+    seq_length: Axis[SeqLength] | None = None
+    dtype: Axis[Dtype] | None = None
+    activation_checkpointing: Axis[bool] | None = None
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> "Rule":
+        if not self.axes():
+            raise ValueError("an empty rule would match every cell; name at least one axis")
+        return self
+
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        """Return the axes that this rule names, with their values."""
+        return {name: values for name, values in self if values is not None}
+
+
+class Data(_Model):
+    """Where the tokens come from: ``synthetic`` (seeded random) or ``text`` (UTF-8 bytes as tokens).
+
+    ``path`` is a text file or a folder of them, for ``text``; left out, it is the source code of the
+    Python standard library, which every machine has.
+    """
+
+    kind: Literal["synthetic", "text"] = "synthetic"
+    path: str | None = None
+
+    @model_validator(mode="after")
+    def _path_needs_text(self) -> "Data":
+        if self.path is not None and self.kind != "text":
+            raise ValueError("'path' is only used with kind: text")
+        return self
+
+
+class Optimizer(_Model):
+    """torch.optim.AdamW, its for-loop form (``foreach=False``), the same in every strategy."""
+
+    name: Literal["AdamW"] = "AdamW"
+    lr: Annotated[float, Field(ge=0, strict=False)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0, strict=False)] = 0.01
+    gradient_clipping: Annotated[float, Field(ge=0, strict=False)] = 1.0
+
+
+class Scenario(_Model):
+    """A scenario file: the matrix, and the settings that all its cells share."""
+
+    description: str = ""
+    matrix: Matrix
+    exclude: tuple[Rule, ...] = Field(default=(), strict=False)
+    include: tuple[Rule, ...] = Field(default=(), strict=False)
+    repeat: PositiveInt = 1
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    zero_optimization: ZeroOptimization = Field(default={}, validate_default=False)
+    seed: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: PositiveInt = 3
+    steps: PositiveInt = 10
+    timeout_s: Annotated[PositiveFloat, Field(strict=False)] = 900.0
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice and reads ``1e9`` as the number that its author meant."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key}' is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
+    value = float(node.value)
+    return int(value) if value.is_integer() else value
+
+
+_Loader.add_constructor("!exponent", _number)
+_Loader.add_implicit_resolver(
+    "!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _describe(error: Any) -> str:
+    """Put one pydantic error in words: the dotted key, what is wrong, and the nearest valid key."""
+    steps = [step for step in error["loc"] if not (isinstance(step, str) and "[" in step)]
+    key = ".".join(str(step) for step in steps)
+    if error["type"] == "extra_forbidden":
+        owner: Any = {"matrix": Matrix, "exclude": Rule, "include": Rule, "data": Data, "optimizer": Optimizer}
+        fields = (owner[steps[0]] if len(steps) > 1 else Scenario).model_fields
+        elsewhere = " (an axis: it belongs under 'matrix')" if len(steps) == 1 and key in Matrix.model_fields else ""
+        hint = elsewhere or nearest(steps[-1], fields)
+        return f"unknown key '{key}'{hint}; valid here: {', '.join(fields)}"
+    if error["type"] == "missing":
+        return f"'{key}' is required"
+    message = error["msg"].removeprefix("Value error, ")
+    given = "" if error["type"] == "value_error" else f" (got {error['input']!r})"
+    return f"'{key}': {message}{given}"
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario file.
+
+    Raises:
+        ScenarioError: the file cannot be read, is not YAML, or a key or value in it is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: cannot read the scenario: {error}") from None
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{path}: not valid YAML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ScenarioError(f"{path}: not a scenario: {error}") from None
+    if not isinstance(data, dict):
+        raise ScenarioError(f"{path}: a scenario is a mapping with a 'matrix' section; see scenarios/smoke.yaml")
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        problems = [f"{path}: {_describe(item)}" for item in error.errors()]
+        raise ScenarioError("\n".join(dict.fromkeys(problems))) from None

@@ -1,0 +1,1 @@
+"""What a ZeRO stage is: definitions, DeepSpeed configuration, and theory."""

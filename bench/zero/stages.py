@@ -1,0 +1,76 @@
+"""The strategies a cell can ask for, and what each shards.
+
+Definitions follow DeepSpeed's own documentation
+(https://www.deepspeed.ai/docs/config-json/, ``zero_optimization.stage``): "Stage 0, 1, 2, and 3 refer to
+disabled, optimizer state partitioning, optimizer+gradient state partitioning, and
+optimizer+gradient+parameter partitioning".
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A named ZeRO configuration, or the torch DDP baseline (``zero_stage`` is then ``None``)."""
+
+    name: str
+    zero_stage: int | None
+    shards: frozenset[str]
+    definition: str
+
+
+_OPTIMIZER, _GRADIENTS, _PARAMETERS = "optimizer states", "gradients", "parameters"
+
+STRATEGIES = {
+    strategy.name: strategy
+    for strategy in (
+        Strategy("ddp", None, frozenset(), "torch DistributedDataParallel, no DeepSpeed; z0's precision recipe"),
+        Strategy("z0", 0, frozenset(), "DeepSpeed stage 0: ZeRO disabled, everything replicated"),
+        Strategy("z1", 1, frozenset({_OPTIMIZER}), "ZeRO stage 1: optimizer states sharded"),
+        Strategy("z2", 2, frozenset({_OPTIMIZER, _GRADIENTS}), "ZeRO stage 2: stage 1 + gradients sharded"),
+        Strategy(
+            "z3",
+            3,
+            frozenset({_OPTIMIZER, _GRADIENTS, _PARAMETERS}),
+            "ZeRO stage 3: stage 2 + parameters sharded",
+        ),
+    )
+}
+
+# The keys of DeepSpeed's ``zero_optimization`` section that a scenario may set, as DeepSpeed 0.19 spells
+# them (tests/unit/test_ds_config.py compares this list with the installed release). ``stage`` is the
+# strategy's; offload, ZeRO++ and the deprecated spellings are not accepted yet.
+ZERO_KEYS_ANY_STAGE = frozenset(
+    {
+        "allgather_bucket_size",
+        "allgather_partitions",
+        "contiguous_gradients",
+        "ignore_unused_parameters",
+        "overlap_comm",
+        "reduce_bucket_size",
+        "reduce_scatter",
+        "round_robin_gradients",
+        "use_multi_rank_bucket_allreduce",
+    }
+)
+ZERO_KEYS_STAGE_3 = frozenset(
+    {
+        "stage3_allgather_sequential",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_model_persistence_threshold",
+        "stage3_module_granularity_threshold",
+        "stage3_param_persistence_threshold",
+        "stage3_prefetch_bucket_size",
+        "stage3_use_all_reduce_for_fetch_params",
+        "sub_group_size",
+    }
+)
+
+
+def zero_keys(strategy: str) -> frozenset[str]:
+    """Return the ``zero_optimization`` keys that can matter to ``strategy`` (none for ddp and stage 0)."""
+    stage = STRATEGIES[strategy].zero_stage
+    if not stage:
+        return frozenset()
+    return ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3 if stage == 3 else ZERO_KEYS_ANY_STAGE

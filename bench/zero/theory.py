@@ -1,0 +1,43 @@
+"""What the ZeRO paper says a stage costs: model-state memory and traffic. Pure arithmetic.
+
+Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC'20,
+arXiv 1910.02054: section 5 and table 1 for memory, section 7 for communication. What DeepSpeed really
+does differs (stages 1 and 2 all-reduce where the paper reduce-scatters); the tables show both.
+"""
+
+from bench.zero.stages import STRATEGIES
+
+BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def adam_bytes_per_param(dtype: str) -> tuple[int, int, int]:
+    """Return (parameter, gradient, optimizer-state) bytes per parameter under Adam.
+
+    16-bit training keeps an fp32 master copy beside both moments (K = 12); fp32 training needs only the
+    moments (8). Both sum to the paper's 16 bytes.
+    """
+    width = BYTES_PER_ELEMENT[dtype]
+    return width, width, 8 if dtype == "fp32" else 12
+
+
+def model_state_bytes(num_params: int, strategy: str, world_size: int, dtype: str) -> float:
+    """Bytes of parameters, gradients and optimizer states on each of ``world_size`` GPUs (paper, table 1)."""
+    params, grads, states = adam_bytes_per_param(dtype)
+    shards = STRATEGIES[strategy].shards
+    per_param = (
+        params / (world_size if "parameters" in shards else 1)
+        + grads / (world_size if "gradients" in shards else 1)
+        + states / (world_size if "optimizer states" in shards else 1)
+    )
+    return num_params * per_param
+
+
+def wire_bytes_per_step(num_params: int, strategy: str, world_size: int, dtype: str) -> float:
+    """Bytes each GPU sends per optimizer step (paper, section 7): 2 psi, or 3 psi with sharded parameters.
+
+    ``psi`` is ``num_params`` elements; the ring factor (N-1)/N, which the paper drops, is applied so
+    that the figure is comparable with counted wire bytes. The paper has no gradient accumulation: this
+    is the volume of one micro-step.
+    """
+    volumes = 3 if "parameters" in STRATEGIES[strategy].shards else 2
+    return volumes * num_params * BYTES_PER_ELEMENT[dtype] * (world_size - 1) / world_size
