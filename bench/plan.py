@@ -45,10 +45,15 @@ class Cell(BaseModel):
         return self.train_micro_batch_size_per_gpu * self.gradient_accumulation_steps * self.world_size
 
     @property
+    def model_name(self) -> str:
+        """The model without the folders of a local path or the organisation of a hub id."""
+        return self.model.rstrip("/").split("/")[-1]
+
+    @property
     def label(self) -> str:
         """A readable name, unique within most scenarios: ``llama-tiny/z2/w2/mbs4/gas1/s128/bf16``."""
         parts = [
-            self.model,
+            self.model_name,
             self.strategy,
             f"w{self.world_size}" + (f"n{self.num_nodes}" if self.num_nodes > 1 else ""),
             f"mbs{self.train_micro_batch_size_per_gpu}",

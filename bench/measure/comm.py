@@ -1,0 +1,108 @@
+"""Count the collectives that a rank issues, at PyTorch's dispatcher, where every one of them passes.
+
+DeepSpeed's own communication logger is not used: it synchronises each operation, and mixes shard and full
+sizes (docs/metrics.md says more).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+# c10d's dispatcher names -> the names that torch.distributed documents.
+_NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "send": "send",
+    "recv_": "recv",
+    "barrier": "barrier",
+    "monitored_barrier_": "barrier",
+}
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of one rank, in issue order.
+
+    ``num_elements`` and ``num_bytes`` are those of the larger side: the gathered output of an all-gather, the
+    full input of a reduce-scatter. ``during_autograd``: issued from inside the backward graph, so it can
+    overlap with the rest of backward; otherwise the rank has nothing left to compute meanwhile.
+    """
+
+    phase: str
+    op: str
+    dtype: str
+    num_elements: int
+    num_bytes: int
+    group_size: int
+    during_autograd: bool
+
+
+def _tensors(argument: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(argument) if isinstance(leaf, torch.Tensor)]
+
+
+def _group_size(args: Sequence[Any]) -> int:
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in argument._type().qualified_name():
+            return dist.ProcessGroup.unbox(argument).size()
+    return dist.get_world_size()
+
+
+class CollectiveRecorder(TorchDispatchMode):
+    """While active, append every collective of this process to ``events``. Set ``phase`` as the step goes on.
+
+    An operation of the ``c10d`` namespace that is not known here is recorded under its own name, with the
+    bytes of its largest argument: better an odd row than a missing one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = ""
+        self.events: list[Collective] = []
+
+    def enter_phase(self, phase: str) -> None:
+        """Tag what follows with ``phase``."""
+        self.phase = phase
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace == "c10d":
+            self._record(func._schema.name.removeprefix("c10d::"), args)
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, name: str, args: tuple[Any, ...]) -> None:
+        op = _NAMES.get(name, name)
+        sides = [tensors for argument in args if (tensors := _tensors(argument))]
+        larger = max(sides, key=lambda side: sum(t.nbytes for t in side), default=[])
+        if op == "barrier":
+            larger = []  # it carries a dummy tensor, no data
+        self.events.append(
+            Collective(
+                phase=self.phase,
+                op=op,
+                dtype=str(larger[0].dtype).removeprefix("torch.") if larger else "",
+                num_elements=sum(t.numel() for t in larger),
+                num_bytes=sum(t.nbytes for t in larger),
+                group_size=_group_size(args),
+                during_autograd=torch._C._current_graph_task_id() != -1,
+            )
+        )

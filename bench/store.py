@@ -1,0 +1,133 @@
+"""results/: one folder per run, one immutable JSON file per record, everything written atomically.
+
+    RUN/manifest.json            the scenario, its cells, the environment
+    RUN/records/<cell_id>-r<repeat>.json
+    RUN/logs/<cell_id>-r<repeat>.log
+    RUN/superseded/<time>/       what a fresh run put aside; nothing is deleted
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.errors import StoreError
+from bench.record import Record, parse_record
+
+MANIFEST_VERSION = 1
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write ``data`` to ``path`` whole or not at all, surviving a crash of the machine.
+
+    Raises:
+        StoreError: the folder cannot be written to.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8") as stream:
+            json.dump(data, stream, indent=1)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot write ({error.strerror}); choose a folder with --results") from None
+
+
+@contextlib.contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Hold the run folder; the lock falls when this process ends, however it ends.
+
+    Raises:
+        StoreError: another runner holds it, or the folder cannot be written to.
+    """
+    import fcntl
+
+    path = run / "lock"
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        stream = path.open("a+")
+    except OSError as error:
+        raise StoreError(f"{run}: cannot write ({error.strerror}); choose a folder with --results") from None
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            stream.seek(0)
+            raise StoreError(
+                f"{run}: another zerostage run (process {stream.read().strip() or 'unknown'}) is writing there; "
+                "wait for it, or choose another folder with --results"
+            ) from None
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        yield
+
+
+def record_name(cell_id: str, repeat: int) -> str:
+    """Return the stem that a record, its log and its work folder share."""
+    return f"{cell_id}-r{repeat}"
+
+
+def record_path(run: Path, cell_id: str, repeat: int) -> Path:
+    """Return where the record of a cell and repeat lies."""
+    return run / "records" / f"{record_name(cell_id, repeat)}.json"
+
+
+def write_record(run: Path, record: Record) -> None:
+    """Add a record; an existing one is never overwritten."""
+    path = record_path(run, record.cell_id, record.repeat)
+    if path.exists():
+        raise FileExistsError(path)
+    write_json(path, record.model_dump(mode="json"))
+
+
+def read_records(run: Path) -> list[Record]:
+    """Read all records of a run folder, in file name order.
+
+    Raises:
+        StoreError: one of them is damaged, or of a newer schema.
+    """
+    records = []
+    for path in sorted((run / "records").glob("*.json")):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path}: cannot read the record: {error}") from None
+        records.append(parse_record(text, str(path)))
+    return records
+
+
+def read_manifest(run: Path) -> dict[str, Any]:
+    """Read the manifest of a run folder.
+
+    Raises:
+        StoreError: there is no such folder, or no readable manifest in it.
+    """
+    path = run / "manifest.json"
+    if not path.is_file():
+        raise StoreError(f"{run}: no run there (no manifest.json); name a folder that 'zerostage run' made")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot read the manifest: {error}") from None
+    if not isinstance(manifest, dict) or manifest.get("manifest_version") != MANIFEST_VERSION:
+        raise StoreError(f"{path}: not a manifest that this zerostage reads (manifest_version {MANIFEST_VERSION})")
+    return manifest
+
+
+def supersede(run: Path, names: set[str]) -> int:
+    """Put the records and logs called ``names`` aside under ``superseded/``; return how many records that were."""
+    aside = run / "superseded" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    moved = 0
+    for folder, suffix in (("records", ".json"), ("logs", ".log")):
+        for path in sorted((run / folder).glob(f"*{suffix}")):
+            if path.name.removesuffix(suffix) in names:
+                (aside / folder).mkdir(parents=True, exist_ok=True)
+                path.rename(aside / folder / path.name)
+                moved += folder == "records"
+    return moved

@@ -1,0 +1,94 @@
+"""The two passes over one engine. The counting pass times nothing; the timed pass has no instrument in it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.measure.clock import StepTimes, timed_step
+from bench.measure.comm import Collective, CollectiveRecorder
+from bench.measure.memory import MemoryMeter
+from bench.plan import Cell
+from bench.worker.data import micro_batches
+
+# Stage 3 records the order of its modules in the first two steps and prefetches from the third on; Adam's
+# states exist from the first. Two counted steps show that the state is steady: their traffic must agree.
+SETTLING_STEPS = 3
+COUNTED_STEPS = 2
+
+
+def _no_phase(phase: str) -> None:
+    pass
+
+
+def train_step(engine: Any, batches: list[torch.Tensor], enter_phase: Callable[[str], None] = _no_phase) -> float:
+    """Take one optimizer step over all micro-batches; return this rank's mean loss."""
+    losses = []
+    for batch in batches:
+        enter_phase("forward")
+        loss = engine(input_ids=batch, labels=batch).loss
+        enter_phase("backward")
+        engine.backward(loss)
+        enter_phase("step")
+        engine.step()
+        losses.append(loss.detach())
+    # Part of the step: without it a device would still be running when the next one begins.
+    return sum(float(loss) for loss in losses) / len(losses)
+
+
+@dataclass
+class Counted:
+    """What the counting pass of one rank saw. Bytes; traffic is that of one optimizer step."""
+
+    steady_bytes: int = 0
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int | None = None
+    collectives: list[Collective] = field(default_factory=list)
+    steady: bool = True
+
+
+class Loop:
+    """Steps through the data in order, so that both passes continue one training run."""
+
+    def __init__(self, cell: Cell, engine: Any, vocab_size: int, device: torch.device) -> None:
+        self.cell, self.engine, self.vocab_size, self.device = cell, engine, vocab_size, device
+        self.losses: list[float] = []
+
+    def _batches(self) -> list[torch.Tensor]:
+        batches = micro_batches(self.cell, self.vocab_size, len(self.losses), dist.get_rank())
+        return [batch.to(self.device) for batch in batches]
+
+    def counting_pass(self, meter: MemoryMeter) -> Counted:
+        """Settle, then count two steps. ``meter`` is already active and stays so."""
+        for _ in range(SETTLING_STEPS):
+            self.losses.append(train_step(self.engine, self._batches()))
+        counted = Counted()
+        previous: list[Collective] | None = None
+        for _ in range(COUNTED_STEPS):
+            batches = self._batches()
+            meter.reset_peak()
+            with CollectiveRecorder() as recorder:
+                self.losses.append(train_step(self.engine, batches, recorder.enter_phase))
+            counted.peak_allocated_bytes = max(counted.peak_allocated_bytes, meter.peak_allocated_bytes())
+            counted.peak_reserved_bytes = meter.peak_reserved_bytes()
+            del batches
+            counted.steady_bytes = meter.allocated_bytes()
+            counted.collectives = recorder.events
+            counted.steady = previous is None or previous == recorder.events
+            previous = recorder.events
+        return counted
+
+    def timed_pass(self) -> StepTimes:
+        """Warm up without instruments, then time ``steps`` whole optimizer steps."""
+        for _ in range(self.cell.warmup_steps):
+            self.losses.append(train_step(self.engine, self._batches()))
+        times = StepTimes()
+        for _ in range(self.cell.steps):
+            batches = self._batches()
+            dist.barrier()  # outside the clock: all ranks start together
+            with timed_step(times, self.device):
+                loss = train_step(self.engine, batches)
+            self.losses.append(loss)
+        return times

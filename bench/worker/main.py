@@ -1,0 +1,139 @@
+"""Entry point of every rank: ``python -m bench.worker.main JOB`` under a launcher that sets RANK and WORLD_SIZE.
+
+JOB is a JSON file written by bench.launch.job. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
+``failure.rank<r>.json``. Nothing else crosses the process border, and the exit status proves nothing.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+# A rank that cannot even import its stack still has to say so in a failure file.
+_RANK = int(os.environ.get("RANK", "0"))
+
+
+def _collectives(events: list[Any]) -> list[dict[str, Any]]:
+    """Merge equal collectives of one step, in order of first appearance, with their count."""
+    return [dataclasses.asdict(event) | {"count": count} for event, count in Counter(events).items()]
+
+
+def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
+    now.append("importing torch, deepspeed and transformers")
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from deepspeed.accelerator import get_accelerator
+
+    from bench.measure.memory import host_peak_rss_bytes, memory_meter
+    from bench.plan import Cell
+    from bench.worker.engine import build_engine, effective_settings, zero_config
+    from bench.worker.failure import UnsupportedError
+    from bench.worker.loop import Loop
+    from bench.worker.model import DTYPES, build_model, count_params
+
+    cell = Cell.model_validate(job["cell"])
+    accelerator = get_accelerator()
+    if accelerator.device_name() != job["device"]:
+        raise UnsupportedError(
+            f"the plan found {job['device']}, but DeepSpeed with torch {torch.__version__} uses {accelerator.device_name()}"
+        )
+    dtype = DTYPES[cell.dtype]
+    if dtype not in accelerator.supported_dtypes():
+        raise UnsupportedError(f"DeepSpeed's {accelerator.device_name()} accelerator here does not support {cell.dtype}")
+
+    now.append("joining the process group")
+    backend = accelerator.communication_backend_name()
+    device = torch.device(accelerator.device_name(int(os.environ["LOCAL_RANK"])))
+    accelerator.set_device(int(os.environ["LOCAL_RANK"]))
+    config = zero_config(cell)
+    if config is None:
+        dist.init_process_group(backend)
+    else:
+        deepspeed.init_distributed(dist_backend=backend)
+    torch.manual_seed(cell.seed)
+
+    with contextlib.ExitStack() as instruments:
+        meter = memory_meter(device)
+        instruments.enter_context(meter)
+        now.append("building the model")
+        model = build_model(
+            job["model_config"],
+            dtype=dtype,
+            device=device,
+            seed=cell.seed,
+            activation_checkpointing=cell.activation_checkpointing,
+            zero3_config=config if config and config["zero_optimization"]["stage"] == 3 else None,
+        )
+        num_params = count_params(model)
+        now.append("building the engine")
+        engine = build_engine(cell, model)
+        init_peak_bytes = meter.peak_allocated_bytes()
+        now.append("counting pass")
+        loop = Loop(cell, engine, model.config.get_text_config().vocab_size, device)
+        counted = loop.counting_pass(meter)
+    now.append("timed pass")
+    times = loop.timed_pass()
+
+    now.append("gathering the results")
+    mine = {
+        "memory": {
+            "init_peak_bytes": init_peak_bytes,
+            "steady_bytes": counted.steady_bytes,
+            "peak_allocated_bytes": counted.peak_allocated_bytes,
+            "peak_reserved_bytes": counted.peak_reserved_bytes,
+            "host_peak_rss_bytes": host_peak_rss_bytes(),
+        },
+        "comm_bytes": sum(event.num_bytes for event in counted.collectives),
+        "steady": counted.steady,
+        "step_times_s": times.wall_s,
+        "step_thread_cpu_s": times.thread_cpu_s,
+        "losses": loop.losses,
+    }
+    ranks: list[Any] = [None] * cell.world_size
+    dist.all_gather_object(ranks, mine)
+    result = {
+        "num_params": num_params,
+        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "backend": dist.get_backend(),
+        "stack": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            **{name: importlib.metadata.version(name) for name in ("deepspeed", "transformers", "accelerate")},
+        },
+        "num_threads": torch.get_num_threads(),
+        "effective": effective_settings(engine),
+        "skipped_steps": int(engine.skipped_steps),
+        "memory_kind": meter.kind,
+        "collectives": _collectives(counted.collectives),
+        "ranks": ranks,
+    }
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def main(job_path: Path) -> None:
+    """Run the job; any exception becomes a failure file and exit status 1."""
+    activities = ["reading the job"]
+    try:
+        result = _run(json.loads(job_path.read_text()), activities)
+        if _RANK == 0:
+            part = job_path.with_name("result.json.part")
+            part.write_text(json.dumps(result))
+            part.replace(job_path.with_name("result.json"))
+    except BaseException as error:
+        from bench.worker.failure import write_failure
+
+        write_failure(job_path.parent, _RANK, activities[-1], error)
+        raise
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

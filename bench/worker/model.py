@@ -1,0 +1,65 @@
+"""The model of a cell: a real transformers architecture with random weights that a seed fixes."""
+
+import contextlib
+import hashlib
+from typing import Any
+
+import deepspeed
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build_model(
+    config: dict[str, Any],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
+    activation_checkpointing: bool,
+    zero3_config: dict[str, Any] | None,
+) -> PreTrainedModel:
+    """Build the causal language model that ``config`` (the content of a ``config.json``) describes.
+
+    With ``zero3_config``, parameters are partitioned as they are made (``deepspeed.zero.Init``), so no rank
+    ever holds the whole model. The weights depend on ``seed`` and each parameter's name only, so they are
+    the same in every strategy.
+    """
+    settings = {key: value for key, value in config.items() if key not in ("architectures", "dtype", "torch_dtype")}
+    model_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model_config.use_cache = False
+    partition = deepspeed.zero.Init(config_dict_or_path=zero3_config) if zero3_config else contextlib.nullcontext()
+    with partition:
+        model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, trust_remote_code=False)
+    if not zero3_config:
+        model.to(device)
+    # DeepSpeed casts a whole module, buffers too, at stages 0 to 2 and none of them at stage 3.
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device=device, dtype=dtype if buffer.is_floating_point() else None))
+    _seed_weights(model, seed, float(getattr(model_config, "initializer_range", 0.02)))
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def count_params(model: PreTrainedModel) -> int:
+    """Parameters of the whole model, also where stage 3 has left only a shard of each on this rank."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
+
+
+@torch.no_grad()
+def _seed_weights(model: PreTrainedModel, seed: int, std: float) -> None:
+    for name, parameter in model.named_parameters():
+        sharded = hasattr(parameter, "ds_id")
+        whole = deepspeed.zero.GatheredParameters(parameter, modifier_rank=0) if sharded else contextlib.nullcontext()
+        with whole:
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.dim() == 1:  # the gain of a norm
+                parameter.fill_(1)
+            else:
+                digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+                generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+                parameter.copy_(torch.randn(parameter.shape, generator=generator).mul_(std))
