@@ -1,0 +1,1 @@
+"""Job file -> processes -> exit status and log. Nothing here imports torch."""

@@ -1,0 +1,98 @@
+"""Run one cell under DeepSpeed's own launcher, in a process tree of its own, and see it end."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.environment import gpus
+from bench.launch.processes import LAUNCH_MARKER, RUN_MARKER, kill_marked
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a launch ended. ``status`` is the launcher's; ``None`` when it was killed at its time-out."""
+
+    status: int | None
+    wall_time_s: float
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def command(world_size: int, device: str, job: Path) -> list[str]:
+    """Return the command of a launch on this machine: the ``deepspeed`` program, by this interpreter."""
+    # The launcher drops CUDA_VISIBLE_DEVICES when it is given a number of GPUs, and keeps an explicit list.
+    where = (
+        [f"--include=localhost:{','.join(str(gpu['index']) for gpu in gpus()[:world_size])}"]
+        if device == "cuda"
+        else [f"--num_gpus={world_size}"]
+    )
+    return [
+        sys.executable,
+        "-m",
+        "deepspeed.launcher.runner",
+        "--hostfile=/dev/null",  # else a /job/hostfile of the machine would turn this into a multi-node launch
+        *where,
+        f"--master_port={_free_port()}",
+        "--no_local_rank",
+        "--module",
+        "bench.worker.main",
+        str(job),
+    ]
+
+
+def environment(device: str, extensions: Path | None) -> dict[str, str]:
+    """Return the ranks' environment: this one, with what a measurement needs fixed."""
+    env = dict(os.environ)
+    env["PYTHONSAFEPATH"] = "1"  # a folder called 'bench' where the user stands must not be imported
+    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if device == "cpu":
+        # One core per rank, like one GPU per rank; and thread CPU time then is all of a rank's work.
+        env.setdefault("OMP_NUM_THREADS", "1")
+        env["DS_ACCELERATOR"] = "cpu"
+    if extensions is not None:
+        env["TORCH_EXTENSIONS_DIR"] = str(extensions)
+    return env
+
+
+def launch(
+    argv: list[str],
+    env: dict[str, str],
+    *,
+    run: Path,
+    log: Path,
+    timeout_s: float,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Exit:
+    """Start ``argv``, wait for it at most ``timeout_s``, and leave none of its processes behind.
+
+    ``on_tick`` is called about ten times a second. An exception in it or in this process (Ctrl-C) ends the
+    launch as a time-out does, and is raised again.
+    """
+    launch_id = uuid.uuid4().hex
+    env = env | {RUN_MARKER: str(run.resolve()), LAUNCH_MARKER: launch_id}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    status: int | None = None
+    with log.open("wb") as stream:
+        # A session of its own, so that a Ctrl-C in the terminal reaches only the runner, which then decides.
+        process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while (status := process.poll()) is None and time.monotonic() - started < timeout_s:
+                on_tick()
+                time.sleep(0.1)
+        finally:
+            kill_marked(LAUNCH_MARKER, launch_id)
+            process.wait()
+    return Exit(status, time.monotonic() - started)

@@ -1,0 +1,267 @@
+"""What the ranks left behind + what the parent saw -> the record of a cell. Decides the status."""
+
+import json
+import math
+import signal
+import statistics
+from pathlib import Path
+from typing import Any
+
+from bench import wire
+from bench.hardware import peak_tflops
+from bench.models.counts import FLOPS_CONVENTION, ParamCount, flops_per_token
+from bench.plan import Cell, PlannedCell
+from bench.record import (
+    Collective,
+    Comm,
+    Failure,
+    Launch,
+    Memory,
+    RankMemory,
+    Record,
+    Status,
+    Theory,
+    Throughput,
+    Timing,
+    Validity,
+)
+from bench.zero.theory import model_state_bytes, wire_bytes_per_step
+
+# A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
+CONTROL_ELEMENTS = 8
+LOG_TAIL_LINES = 40
+
+
+def _timing(cell: Cell, ranks: list[dict[str, Any]]) -> Timing:
+    walls, cpus = ([rank[key] for rank in ranks] for key in ("step_times_s", "step_thread_cpu_s"))
+    slowest = [max(step) for step in zip(*walls, strict=True)]
+    quartiles = statistics.quantiles(slowest, n=4) if len(slowest) > 1 else [slowest[0]] * 3
+    return Timing(
+        warmup_steps=cell.warmup_steps,
+        step_time_s=statistics.median(slowest),
+        step_time_iqr_s=quartiles[2] - quartiles[0],
+        step_thread_cpu_s=statistics.median(max(step) for step in zip(*cpus, strict=True)),
+        step_times_s=walls,
+        step_thread_cpu_times_s=cpus,
+    )
+
+
+def throughput(
+    cell: Cell, step_time_s: float, model_config: dict[str, Any], device_name: str
+) -> Throughput:
+    """Return the rates of a cell whose optimizer step takes ``step_time_s`` seconds.
+
+    FLOPs are those of the model (bench.models.counts), ``None`` for an architecture without a formula. MFU is
+    ``None`` where the device's dense peak at this dtype is not in the catalog.
+    """
+    samples = cell.train_batch_size / step_time_s
+    tokens = samples * cell.seq_length
+    flops = flops_per_token(model_config, cell.seq_length)
+    tflops = None if flops is None else flops * tokens / cell.world_size / 1e12
+    peak = peak_tflops(device_name, cell.dtype)
+    return Throughput(
+        samples_per_second=samples,
+        tokens_per_second=tokens,
+        tokens_per_second_per_gpu=tokens / cell.world_size,
+        tflops_per_gpu=tflops,
+        mfu=None if tflops is None or peak is None else tflops / peak,
+        flops_convention=None if flops is None else FLOPS_CONVENTION,
+        peak_tflops_per_gpu=peak,
+    )
+
+
+def _memory(kind: str, ranks: list[dict[str, Any]]) -> Memory:
+    memories = [RankMemory.model_validate(rank["memory"]) for rank in ranks]
+    peaks = [memory.peak_allocated_bytes for memory in memories]
+    return Memory(
+        kind=kind,
+        ranks=memories,
+        peak_allocated_bytes=max(peaks),
+        peak_allocated_rank=peaks.index(max(peaks)),
+        peak_allocated_min_bytes=min(peaks),
+    )
+
+
+def comm(collectives: list[dict[str, Any]], ranks: list[dict[str, Any]], backend: str) -> Comm:
+    """Sum up the collectives of one step; control collectives are left out of all totals but their own."""
+    rows = [
+        Collective(**row, wire_bytes=wire.wire_bytes(row["op"], row["num_bytes"], row["group_size"], backend))
+        for row in collectives
+    ]
+    data = [row for row in rows if row.num_elements > CONTROL_ELEMENTS]
+    count = sum(row.count for row in data)
+    total = sum(row.num_bytes * row.count for row in data)
+    wires = [row.wire_bytes for row in data]
+    return Comm(
+        backend=backend,
+        wire_model=wire.wire_model(backend),
+        comm_bytes_per_step=max(rank["comm_bytes"] for rank in ranks),
+        comm_wire_bytes_per_step=None
+        if None in wires
+        else sum((row.wire_bytes or 0.0) * row.count for row in data),
+        comm_op_count=count,
+        mean_message_bytes=total / count if count else 0.0,
+        control_op_count=sum(row.count for row in rows) - count,
+        comm_bytes_per_step_by_rank=[rank["comm_bytes"] for rank in ranks],
+        steady=all(rank["steady"] for rank in ranks),
+        collectives=rows,
+    )
+
+
+def _differences(cell: Cell, effective: dict[str, Any]) -> list[str]:
+    asked = {
+        "world_size": cell.world_size,
+        "train_batch_size": cell.train_batch_size,
+        "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": cell.gradient_accumulation_steps,
+        "zero_stage": None if cell.strategy == "ddp" else int(cell.strategy[1]),
+        "model_dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[cell.dtype],
+    }
+    return [
+        f"asked for {key} {value}, the engine runs {effective[key]}"
+        for key, value in asked.items()
+        if key in effective and effective[key] != value
+    ]
+
+
+def _validity(
+    cell: Cell, result: dict[str, Any], losses: list[float | None], expected_params: int | None, num_cores: int
+) -> tuple[Validity, list[str]]:
+    """Judge what can be judged without a reference run; the best verdict so far is ``unchecked``."""
+    invalid, suspect = [], []
+    if None in losses:
+        invalid.append("the loss is not finite")
+    if result["skipped_steps"]:
+        suspect.append(f"{result['skipped_steps']} optimizer steps were skipped: their time is not a step's time")
+    suspect += _differences(cell, result["effective"])
+    if expected_params is not None and expected_params != result["num_params"]:
+        suspect.append(f"the model has {result['num_params']} parameters, its configuration says {expected_params}")
+    if not all(rank["steady"] for rank in result["ranks"]):
+        suspect.append("two counted steps moved different bytes")
+    if cell.world_size > num_cores and result["memory_kind"] != "CUDA caching allocator":
+        suspect.append(f"{cell.world_size} ranks on {num_cores} cores: times are not comparable")
+    if invalid or suspect:
+        return ("invalid" if invalid else "suspect"), invalid + suspect
+    return "unchecked", ["loss and gradients were not compared with a reference run"]
+
+
+def _first_failure(work: Path) -> dict[str, Any] | None:
+    failures = []
+    for path in work.glob("failure.rank*.json"):
+        try:
+            failures.append(json.loads(path.read_text()))
+        except ValueError:  # the rank died while writing it
+            continue
+    return min(failures, key=lambda failure: failure["time"], default=None)
+
+
+def _signal_name(status: int) -> str | None:
+    # The launcher passes on a rank's negative exit status as that number modulo 256.
+    try:
+        return signal.Signals(256 - status if status > 128 else -status).name
+    except ValueError:
+        return None
+
+
+def _status(work: Path, exit_status: int | None, timeout_s: float) -> tuple[Status, str | None, Failure | None]:
+    """Decide from files first; an exit status alone never means success."""
+    first = _first_failure(work)
+    failure = (
+        Failure(**{key: first[key] for key in ("rank", "activity", "type", "message", "traceback")}) if first else None
+    )
+    if exit_status is None:
+        return "timeout", f"not done after {timeout_s:g} s, killed", failure
+    if first is not None:
+        lines = first["message"].strip().splitlines() or [""]
+        return first["status"], f"rank {first['rank']}, {first['activity']}: {first['type']}: {lines[0]}", failure
+    if exit_status != 0:
+        name = _signal_name(exit_status)
+        cause = f"killed by {name}" if name else f"exit status {exit_status}"
+        return "crashed", f"a rank ended without a word: {cause}; see the log", None
+    if not (work / "result.json").is_file():
+        return "silent_exit", "exit status 0, but rank 0 left no result", None
+    return "completed", None, None
+
+
+def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
+    """Return the row of a cell that the plan refuses."""
+    return _blank(planned.cell, planned.params, repeat, device, "skipped", planned.skip_reason)
+
+
+def _blank(
+    cell: Cell, params: ParamCount | None, repeat: int, device: str, status: Status, reason: str | None
+) -> Record:
+    return Record(
+        cell_id=cell.cell_id,
+        repeat=repeat,
+        label=cell.label,
+        cell=cell,
+        train_batch_size=cell.train_batch_size,
+        num_params=params and params.total,
+        status=status,
+        reason=reason,
+        device=device,
+        theory=params
+        and Theory(
+            model_state_bytes=model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype),
+            comm_wire_bytes_per_step=wire_bytes_per_step(params.total, cell.strategy, cell.world_size, cell.dtype),
+        ),
+    )
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        return log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    except OSError:
+        return []
+
+
+def outcome(
+    planned: PlannedCell,
+    repeat: int,
+    *,
+    work: Path,
+    log: Path,
+    launch: Launch,
+    timeout_s: float,
+    device: str,
+    model_config: dict[str, Any],
+    num_cores: int,
+) -> Record:
+    """Return the record of a launched cell, from the files in ``work`` and how the launch ended."""
+    cell, params = planned.cell, planned.params
+    status, reason, failure = _status(work, launch.exit_status, timeout_s)
+    record = _blank(cell, params, repeat, device, status, reason)
+    launch = launch.model_copy(update={"log_tail": _tail(log) if status != "completed" else []})
+    record = record.model_copy(update={"launch": launch, "failure": failure})
+    if status != "completed":
+        return record
+    result = json.loads((work / "result.json").read_text())
+    ranks = result["ranks"]
+    means = [statistics.fmean(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    losses = [loss if math.isfinite(loss) else None for loss in means]
+    for rank in ranks:
+        control = sum(
+            row["num_bytes"] * row["count"]
+            for row in result["collectives"]
+            if row["num_elements"] <= CONTROL_ELEMENTS
+        )
+        rank["comm_bytes"] -= control
+    timing = _timing(cell, ranks)
+    validity, reasons = _validity(cell, result, losses, params and params.total, num_cores)
+    return record.model_copy(
+        update={
+            "num_params": result["num_params"],
+            "validity": validity,
+            "validity_reasons": reasons,
+            "device_name": result["device_name"],
+            "stack": result["stack"],
+            "effective": result["effective"],
+            "timing": timing,
+            "throughput": throughput(cell, timing.step_time_s, model_config, result["device_name"]),
+            "memory": _memory(result["memory_kind"], ranks),
+            "comm": comm(result["collectives"], ranks, result["backend"]),
+            "losses": losses,
+            "skipped_steps": result["skipped_steps"],
+        }
+    )
