@@ -82,28 +82,30 @@ def _memory(kind: str, ranks: list[dict[str, Any]]) -> Memory:
     )
 
 
-def comm(collectives: list[dict[str, Any]], ranks: list[dict[str, Any]], backend: str) -> Comm:
-    """Sum up the collectives of one step; control collectives are left out of all totals but their own."""
+def _is_control(row: dict[str, Any]) -> bool:
+    return int(row["num_elements"]) <= CONTROL_ELEMENTS
+
+
+def comm(ranks: list[list[dict[str, Any]]], steady: bool, backend: str) -> Comm:
+    """Sum up the collectives of one step, given per rank; control collectives stay out of all totals but their own."""
     rows = [
         Collective(**row, wire_bytes=wire.wire_bytes(row["op"], row["num_bytes"], row["group_size"], backend))
-        for row in collectives
+        for row in ranks[0]
     ]
     data = [row for row in rows if row.num_elements > CONTROL_ELEMENTS]
     count = sum(row.count for row in data)
-    total = sum(row.num_bytes * row.count for row in data)
-    wires = [row.wire_bytes for row in data]
+    by_rank = [sum(row["num_bytes"] * row["count"] for row in rank if not _is_control(row)) for rank in ranks]
+    known = all(row.wire_bytes is not None for row in data)
     return Comm(
         backend=backend,
         wire_model=wire.wire_model(backend),
-        comm_bytes_per_step=max(rank["comm_bytes"] for rank in ranks),
-        comm_wire_bytes_per_step=None
-        if None in wires
-        else sum((row.wire_bytes or 0.0) * row.count for row in data),
+        comm_bytes_per_step=max(by_rank),
+        comm_wire_bytes_per_step=sum((row.wire_bytes or 0.0) * row.count for row in data) if known else None,
         comm_op_count=count,
-        mean_message_bytes=total / count if count else 0.0,
+        mean_message_bytes=by_rank[0] / count if count else 0.0,
         control_op_count=sum(row.count for row in rows) - count,
-        comm_bytes_per_step_by_rank=[rank["comm_bytes"] for rank in ranks],
-        steady=all(rank["steady"] for rank in ranks),
+        comm_bytes_per_step_by_rank=by_rank,
+        steady=steady,
         collectives=rows,
     )
 
@@ -240,13 +242,6 @@ def outcome(
     ranks = result["ranks"]
     means = [statistics.fmean(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
-    for rank in ranks:
-        control = sum(
-            row["num_bytes"] * row["count"]
-            for row in result["collectives"]
-            if row["num_elements"] <= CONTROL_ELEMENTS
-        )
-        rank["comm_bytes"] -= control
     timing = _timing(cell, ranks)
     validity, reasons = _validity(cell, result, losses, params and params.total, num_cores)
     return record.model_copy(
@@ -260,7 +255,9 @@ def outcome(
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, model_config, result["device_name"]),
             "memory": _memory(result["memory_kind"], ranks),
-            "comm": comm(result["collectives"], ranks, result["backend"]),
+            "comm": comm(
+                [rank["collectives"] for rank in ranks], all(rank["steady"] for rank in ranks), result["backend"]
+            ),
             "losses": losses,
             "skipped_steps": result["skipped_steps"],
         }

@@ -17,6 +17,12 @@ from bench.scenario import Data, Dtype, Optimizer, Rule, Scenario
 from bench.zero.stages import zero_keys
 from bench.zero.theory import model_state_bytes
 
+# The counting pass. Stage 3 records the order of its modules in the first two steps and prefetches from the
+# third on; Adam's states exist from the first. Two counted steps show that the state is steady: their traffic
+# must agree.
+SETTLING_STEPS = 3
+COUNTED_STEPS = 2
+
 
 class Cell(BaseModel):
     """The requested settings of one row. Equal cells on any machine have equal ``cell_id``."""
@@ -43,6 +49,11 @@ class Cell(BaseModel):
     def train_batch_size(self) -> int:
         """Sequences per optimizer step over all GPUs: micro batch x accumulation x GPUs."""
         return self.train_micro_batch_size_per_gpu * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of one launch: counting pass, warm-up and timed."""
+        return SETTLING_STEPS + COUNTED_STEPS + self.warmup_steps + self.steps
 
     @property
     def model_name(self) -> str:

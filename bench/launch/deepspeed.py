@@ -54,7 +54,8 @@ def environment(device: str, extensions: Path | None) -> dict[str, str]:
     """Return the ranks' environment: this one, with what a measurement needs fixed."""
     env = dict(os.environ)
     env["PYTHONSAFEPATH"] = "1"  # a folder called 'bench' where the user stands must not be imported
-    env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # The compiler's driver, ninja, is found through PATH, where a venv that is not activated is missing.
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
     if device == "cpu":
         # One core per rank, like one GPU per rank; and thread CPU time then is all of a rank's work.
         env.setdefault("OMP_NUM_THREADS", "1")

@@ -10,13 +10,8 @@ import torch.distributed as dist
 from bench.measure.clock import StepTimes, timed_step
 from bench.measure.comm import Collective, CollectiveRecorder
 from bench.measure.memory import MemoryMeter
-from bench.plan import Cell
+from bench.plan import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.worker.data import micro_batches
-
-# Stage 3 records the order of its modules in the first two steps and prefetches from the third on; Adam's
-# states exist from the first. Two counted steps show that the state is steady: their traffic must agree.
-SETTLING_STEPS = 3
-COUNTED_STEPS = 2
 
 
 def _no_phase(phase: str) -> None:

@@ -1,6 +1,6 @@
 """Entry point of every rank: ``python -m bench.worker.main JOB`` under a launcher that sets RANK and WORLD_SIZE.
 
-JOB is a JSON file written by bench.launch.job. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
+JOB is a JSON file that bench.run writes. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
 ``failure.rank<r>.json``. Nothing else crosses the process border, and the exit status proves nothing.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 _RANK = int(os.environ.get("RANK", "0"))
 
 
-def _collectives(events: list[Any]) -> list[dict[str, Any]]:
+def _merged(events: list[Any]) -> list[dict[str, Any]]:
     """Merge equal collectives of one step, in order of first appearance, with their count."""
     return [dataclasses.asdict(event) | {"count": count} for event, count in Counter(events).items()]
 
@@ -90,7 +90,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
             "peak_reserved_bytes": counted.peak_reserved_bytes,
             "host_peak_rss_bytes": host_peak_rss_bytes(),
         },
-        "comm_bytes": sum(event.num_bytes for event in counted.collectives),
+        "collectives": _merged(counted.collectives),
         "steady": counted.steady,
         "step_times_s": times.wall_s,
         "step_thread_cpu_s": times.thread_cpu_s,
@@ -111,7 +111,6 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         "effective": effective_settings(engine),
         "skipped_steps": int(engine.skipped_steps),
         "memory_kind": meter.kind,
-        "collectives": _collectives(counted.collectives),
         "ranks": ranks,
     }
     dist.barrier()

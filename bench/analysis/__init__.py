@@ -1,0 +1,1 @@
+"""From records to what people compare. Nothing here launches, and nothing here needs torch."""

@@ -1,0 +1,72 @@
+"""Records -> one tidy pandas frame, a row per record. Its columns are defined in docs/metrics.md."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from bench.record import Record
+
+# The settings that make two rows comparable: equal in all of these, they differ only in strategy and GPU count.
+CONTROLS = [
+    "model",
+    "train_micro_batch_size_per_gpu",
+    "seq_length",
+    "dtype",
+    "activation_checkpointing",
+    "data",
+    "device",
+]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    cell = record.cell
+    row: dict[str, Any] = {
+        "cell_id": record.cell_id,
+        "repeat": record.repeat,
+        "label": record.label,
+        "model": cell.model_name,
+        "num_params": record.num_params,
+        "strategy": cell.strategy,
+        "zero_stage": None if cell.strategy == "ddp" else int(cell.strategy[1]),
+        "world_size": cell.world_size,
+        "num_nodes": cell.num_nodes,
+        "train_batch_size": record.train_batch_size,
+        "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
+        "gradient_accumulation_steps": cell.gradient_accumulation_steps,
+        "seq_length": cell.seq_length,
+        "dtype": cell.dtype,
+        "activation_checkpointing": cell.activation_checkpointing,
+        "data": cell.data.kind,
+        "status": record.status,
+        "reason": record.reason,
+        "provenance": record.provenance,
+        "validity": record.validity,
+        "validity_reasons": "; ".join(record.validity_reasons),
+        "device": record.device,
+        "device_name": record.device_name,
+        "theory_model_state_bytes": record.theory and record.theory.model_state_bytes,
+        "theory_comm_wire_bytes_per_step": record.theory and record.theory.comm_wire_bytes_per_step,
+        "wall_time_s": record.launch and record.launch.wall_time_s,
+    }
+    if record.timing:
+        row |= record.timing.model_dump(include={"step_time_s", "step_time_iqr_s", "step_thread_cpu_s"})
+    if record.throughput:
+        row |= record.throughput.model_dump()
+    if record.memory:
+        row |= record.memory.model_dump(exclude={"kind", "ranks"})
+        ranks = record.memory.ranks
+        row["memory_kind"] = record.memory.kind
+        row["peak_reserved_bytes"] = max((r.peak_reserved_bytes for r in ranks if r.peak_reserved_bytes), default=None)
+        for name in ("init_peak_bytes", "steady_bytes", "host_peak_rss_bytes"):
+            row[name] = max(getattr(rank, name) for rank in ranks)
+    if record.comm:
+        row |= record.comm.model_dump(exclude={"collectives", "comm_bytes_per_step_by_rank"})
+    if record.losses:
+        row["final_loss"] = record.losses[-1]
+    return row
+
+
+def frame(records: Iterable[Record]) -> pd.DataFrame:
+    """Return one row per record; metrics of a row that is not ``completed`` are missing values, never 0."""
+    return pd.DataFrame([_row(record) for record in records])

@@ -1,0 +1,202 @@
+"""Comparison tables: strategies down, GPU counts across, one table per model and metric.
+
+A table holds only rows that are equal in everything but strategy and GPU count. Repeats of one cell are
+combined by their median; different cells are never averaged. A failure stands in its place as a word.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from bench.analysis.frame import CONTROLS
+from bench.zero.stages import STRATEGIES
+
+BASELINE = "z0"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a table shows: a column of the frame, how to write it, and what it means."""
+
+    title: str
+    column: str
+    write: Callable[[float], str]
+    definition: str
+    theory: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text, ready to be laid out. ``header[0]`` and ``rows[*][0]`` are the strategies."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def _mib(value: float) -> str:
+    return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.2f} MiB"
+
+
+METRICS = (
+    Metric(
+        "Throughput",
+        "tokens_per_second_per_gpu",
+        lambda value: f"{value:,.0f}",
+        "tokens per second per GPU: train_batch_size x seq_length / step_time_s / N; step_time_s is the median "
+        "over the timed optimizer steps of the slowest rank's synchronised wall time. 'ms' is that median with "
+        "the distance between its quartiles",
+    ),
+    Metric(
+        "Peak memory",
+        "peak_allocated_bytes",
+        _mib,
+        "highest allocated bytes on any one rank during one settled optimizer step (counting pass); 1 MiB = "
+        "1024^2 bytes. 'paper' is parameters, gradients and Adam states only (ZeRO paper, table 1)",
+        "theory_model_state_bytes",
+    ),
+    Metric(
+        "Traffic",
+        "comm_wire_bytes_per_step",
+        _mib,
+        "bytes that each rank sends per optimizer step: the collectives counted at the dispatcher (control "
+        "collectives of at most 8 elements left out) under the backend's wire model. 'paper' is 2 psi (ddp to z2) "
+        "or 3 psi (z3) times (N-1)/N, without gradient accumulation (ZeRO paper, section 7). DeepSpeed's stages 1 "
+        "and 2 all-reduce where the paper reduce-scatters, so they move 3 psi; and gloo's reduce-scatter costs an "
+        "all-reduce",
+        "theory_comm_wire_bytes_per_step",
+    ),
+)
+
+
+def _combined(rows: pd.DataFrame, column: str) -> float | None:
+    """Return the median over the repeats of one cell, ``None`` when no repeat was completed."""
+    if column not in rows or rows[column].isna().all():
+        return None
+    return float(rows[column].median())
+
+
+def _word(rows: pd.DataFrame) -> str:
+    """Return the statuses of a cell that has no number, and a mark for a number that may not be trusted."""
+    return "/".join(dict.fromkeys(rows["status"]))
+
+
+def _mark(rows: pd.DataFrame) -> str:
+    verdicts = set(rows.loc[rows["status"] == "completed", "validity"])
+    mark = "".join(sign for verdict, sign in (("suspect", "?"), ("invalid", "!")) if verdict in verdicts)
+    failed = int((rows["status"] != "completed").sum())
+    return mark + (f" ({failed} of {len(rows)} {_word(rows[rows['status'] != 'completed'])})" if failed else "")
+
+
+def _entry(metric: Metric, rows: pd.DataFrame, base: float | None) -> list[str]:
+    value = _combined(rows, metric.column)
+    theory = _combined(rows, metric.theory) if metric.theory else None
+    if value is None:
+        shown = [_word(rows) if len(rows) else "", ""]
+    else:
+        ratio = "" if not base else f"{value / base:.2f}x"
+        shown = [metric.write(value) + _mark(rows), ratio]
+    if metric.theory:
+        return [*shown, "" if theory is None else metric.write(theory)]
+    step, spread = _combined(rows, "step_time_s"), _combined(rows, "step_time_iqr_s")
+    return [*shown, "" if step is None or spread is None else f"{step * 1e3:,.0f} ± {spread * 1e3:,.0f}"]
+
+
+def _table(metric: Metric, title: str, group: pd.DataFrame) -> Table:
+    counts = sorted(group["world_size"].unique())
+    third = "paper" if metric.theory else "ms"
+    header = ["strategy"] + [name for n in counts for name in (f"N={n}", f"vs {BASELINE}", third)]
+    rows = []
+    for strategy in [name for name in STRATEGIES if name in set(group["strategy"])]:
+        row = [strategy]
+        for n in counts:
+            column = group[group["world_size"] == n]
+            base = _combined(column[column["strategy"] == BASELINE], metric.column)
+            row += _entry(metric, column[column["strategy"] == strategy], base)
+        rows.append(row)
+    return Table(f"{metric.title}: {title}", header, rows)
+
+
+def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
+    size = group["num_params"].dropna()
+    params = f" ({size.iloc[0] / 1e6:,.1f}M parameters)" if len(size) else ""
+    batch = sorted(group["train_batch_size"].unique())
+    steps = sorted(group["gradient_accumulation_steps"].unique())
+    parts = [
+        f"{values['model']}{params}",
+        f"micro batch {values['train_micro_batch_size_per_gpu']}",
+        f"GAS {'/'.join(map(str, steps))}",
+        f"global batch {'/'.join(map(str, batch))}",
+        f"seq {values['seq_length']}",
+        values["dtype"],
+        f"{values['data']} data",
+    ]
+    return ", ".join(parts + (["activation checkpointing"] if values["activation_checkpointing"] else []))
+
+
+def tables(frame: pd.DataFrame, batch_key: str) -> list[Table]:
+    """Return the tables of a run, in the order in which its settings first appear.
+
+    ``batch_key`` is what stays equal across GPU counts besides the micro batch: ``gradient_accumulation_steps``,
+    or ``train_batch_size`` where the scenario fixes that.
+    """
+    keys = [*CONTROLS, batch_key]
+    found = []
+    for values, group in frame.groupby(keys, sort=False, dropna=False):
+        title = _title(dict(zip(keys, values, strict=True)), group)
+        found += [_table(metric, title, group) for metric in METRICS]
+    return found
+
+
+def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]:
+    """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
+    lines = [f"{metric.title}: {metric.definition}." for metric in METRICS]
+    kinds = " and ".join(sorted(frame["provenance"].unique()))
+    devices = ", ".join(sorted(frame["device"].unique()))
+    lines.append(
+        f"Every number outside a 'paper' column is {kinds}, on {devices}"
+        + (f" ({', '.join(sorted(frame['device_name'].dropna().unique()))})" if "device_name" in frame else "")
+        + ". N is the number of ranks, one per GPU; on cpu a rank is one process on one core."
+        + ("" if set(frame["device"]) == {"cuda"} else " No multi-GPU row has been measured here.")
+    )
+    if "memory_kind" in frame and (kinds := sorted(frame["memory_kind"].dropna().unique())):
+        lines.append(f"Allocated bytes are counted as: {', '.join(kinds)}.")
+    if "wire_model" in frame and (models := sorted(frame["wire_model"].dropna().unique())):
+        lines.append(f"Wire model: {', '.join(models)} (docs/metrics.md).")
+    if zero_optimization:
+        settings = ", ".join(f"{key} {value}" for key, value in zero_optimization.items())
+        lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings} (stage3_* at z3 only).")
+    lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
+    launches = frame.groupby("cell_id").size().max()
+    lines.append(
+        f"Launches per cell: {launches}"
+        + (" (median shown)" if launches > 1 else "")
+        + (
+            ". Steps of one launch are not independent: below 3 launches, a difference in speed is not separated."
+            if launches < 3
+            else "."
+        )
+    )
+    unchecked = int(((frame["status"] == "completed") & (frame["validity"] == "unchecked")).sum())
+    if unchecked:
+        lines.append(f"{unchecked} rows are unchecked: no reference run has compared their loss and gradients.")
+    doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
+    for (verdict, reasons), group in doubtful.groupby(["validity", "validity_reasons"], sort=False):
+        mark = "?" if verdict == "suspect" else "!"
+        lines.append(f"{mark} {verdict}: {reasons} [{', '.join(group['label'])}]")
+    failed = frame[frame["status"] != "completed"]
+    for (status, reason), group in failed.groupby(["status", "reason"], sort=False):
+        lines.append(f"{status}: {reason} [{', '.join(group['label'])}]")
+    return lines
+
+
+def markdown(found: Iterable[Table], notes: Iterable[str]) -> str:
+    """Lay tables and notes out as Markdown."""
+    parts = []
+    for table in found:
+        body = pd.DataFrame(table.rows, columns=pd.Index(table.header))
+        aligned = ("left", *["right"] * (len(table.header) - 1))
+        parts.append(f"### {table.title}\n\n{body.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n")
+    return "\n".join(parts) + "\n" + "\n".join(f"- {note}" for note in notes) + "\n"

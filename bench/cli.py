@@ -1,0 +1,140 @@
+"""The command line. No logic: read the arguments, call, print."""
+
+import signal
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from bench import __version__
+from bench.errors import BenchError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Which ZeRO stage, on how many GPUs? Measures a matrix of model x ZeRO stage x GPU count under DeepSpeed.",
+)
+
+ScenarioArgument = Annotated[Path, typer.Argument(help="Scenario file (YAML); see scenarios/.", show_default=False)]
+ResultsOption = Annotated[Path, typer.Option(help="Folder of run folders.")]
+OnlyOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Only the cells that this glob matches: id, label, or a part of it ('z3*', 'w2'). Repeatable."),
+]
+SlotsOption = Annotated[int, typer.Option(help="Most ranks to start on a machine without GPUs.", min=1)]
+DEFAULT_RESULTS = Path("results/runs")
+
+
+class Format(StrEnum):
+    """How the tables are written."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    csv = "csv"
+
+
+def _console() -> Console:
+    # A pipe or a file gets whole lines, however narrow rich thinks it is.
+    return Console(soft_wrap=not sys.stdout.isatty())
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"zerostage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command("plan")
+def plan_command(
+    scenario: ScenarioArgument,
+    results: ResultsOption = DEFAULT_RESULTS,
+    only: OnlyOption = None,
+    cpu_slots: SlotsOption = 4,
+) -> None:
+    """Show the cells of a scenario, their predicted model states, what is skipped and why. Launches nothing."""
+    from bench.show import show_plan
+
+    show_plan(scenario, results, only or [], cpu_slots, _console())
+
+
+@app.command("run")
+def run_command(
+    scenario: ScenarioArgument,
+    results: ResultsOption = DEFAULT_RESULTS,
+    only: OnlyOption = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what has a row; earlier rows are kept in superseded/.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the launch commands; launch nothing.")] = False,
+    cpu_slots: SlotsOption = 4,
+) -> None:
+    """Measure every cell of a scenario that has no row yet, then print the tables.
+
+    Exit status: 0 when every selected cell has its answer (completed, oom, unsupported or skipped), 1 when one
+    timed out, crashed or left no result, 2 for a mistake in the input.
+    """
+    from bench.run import run_matrix
+    from bench.scenario import load_scenario
+    from bench.show import show_commands, show_plan, show_tables
+
+    console = _console()
+    if dry_run:
+        show_plan(scenario, results, only or [], cpu_slots, console)
+        show_commands(scenario, only or [], cpu_slots, console)
+        return
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    run, records = run_matrix(
+        scenario, load_scenario(scenario), results=results, only=only or [], fresh=fresh, cpu_slots=cpu_slots, console=console
+    )
+    show_tables(run, console)
+    if any(record.status not in ("completed", "oom", "unsupported", "skipped") for record in records):
+        raise typer.Exit(1)
+
+
+@app.command("report")
+def report_command(
+    run: Annotated[Path | None, typer.Argument(help="Run folder; left out, the latest.", show_default=False)] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    format: Annotated[Format, typer.Option(help="terminal and markdown: tables; csv: one row per record.")] = Format.terminal,
+    rerun: Annotated[str | None, typer.Option(help="Print the command that measures this cell (id or label) again.")] = None,
+) -> None:
+    """Print the comparison tables of a run."""
+    from bench.show import latest_run, show_csv, show_markdown, show_rerun, show_tables
+
+    folder = run or latest_run(results)
+    if rerun is not None:
+        show_rerun(folder, rerun)
+    elif format is Format.csv:
+        show_csv(folder)
+    elif format is Format.markdown:
+        show_markdown(folder)
+    else:
+        show_tables(folder, _console())
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user's is one message and exit status 2."""
+    try:
+        app()
+    except BenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted: finished cells are kept, the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)

@@ -1,0 +1,58 @@
+"""How long cells will take, from what earlier runs on this machine took."""
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.errors import StoreError
+from bench.models.counts import flops_per_token
+from bench.plan import Cell
+from bench.record import Record
+from bench.store import read_records
+
+# Where there is no history: start-up of one launch and sustained rate of one rank. Assumptions, and named so.
+ASSUMED_LAUNCH_S = 25.0
+ASSUMED_TFLOPS = {"cpu": 0.01, "cuda": 50.0}
+
+
+@dataclass(frozen=True)
+class History:
+    """Wall seconds of finished launches by cell, and the typical start-up and rate that they show."""
+
+    wall_s: dict[str, float]
+    launch_s: float
+    tflops: float
+    assumed: bool
+
+
+def history(results: Path, device: str) -> History:
+    """Read what the run folders under ``results`` tell; a damaged folder tells nothing."""
+    records: list[Record] = []
+    for run in sorted(results.glob("*/records")):
+        try:
+            records += [r for r in read_records(run.parent) if r.status == "completed" and r.device == device]
+        except StoreError:
+            continue
+    walls = {r.cell_id: r.launch.wall_time_s for r in records if r.launch}
+    starts, rates = [], []
+    for record in records:
+        if record.launch and record.timing and record.throughput:
+            steps_s = record.cell.total_steps * record.timing.step_time_s
+            starts.append(max(0.0, record.launch.wall_time_s - steps_s))
+            if record.throughput.tflops_per_gpu:
+                rates.append(record.throughput.tflops_per_gpu)
+    return History(
+        walls,
+        statistics.median(starts) if starts else ASSUMED_LAUNCH_S,
+        statistics.median(rates) if rates else ASSUMED_TFLOPS[device],
+        not (starts and rates),
+    )
+
+
+def seconds(cell: Cell, config: dict[str, Any], known: History) -> float:
+    """Return the expected wall time of one launch of ``cell``, in seconds."""
+    if cell.cell_id in known.wall_s:
+        return known.wall_s[cell.cell_id]
+    flops = (flops_per_token(config, cell.seq_length) or 0.0) * cell.seq_length * cell.train_batch_size
+    return known.launch_s + cell.total_steps * flops / cell.world_size / (known.tflops * 1e12)

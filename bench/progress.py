@@ -1,0 +1,87 @@
+"""What a person sees while the matrix runs: a live line with the time left, and one line per finished cell."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from bench.record import Record
+
+_STYLES = {"completed": "green", "skipped": "dim", "oom": "yellow", "unsupported": "yellow"}
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them: ``42 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def summary(record: Record) -> str:
+    """Return one finished cell in one line."""
+    if record.timing is None or record.memory is None or record.comm is None or record.throughput is None:
+        return f"{record.status}: {record.reason}"
+    return (
+        f"completed  {record.timing.step_time_s * 1e3:.0f} ms/step  "
+        f"{record.throughput.tokens_per_second_per_gpu:,.0f} tokens/s/GPU  "
+        f"peak {record.memory.peak_allocated_bytes / 2**20:,.1f} MiB  "
+        f"traffic {record.comm.comm_bytes_per_step / 2**20:,.2f} MiB/step"
+    )
+
+
+class MatrixProgress:
+    """A context manager. ``expected_s`` holds the estimate of each launch to come, in order."""
+
+    def __init__(self, console: Console, expected_s: list[float]) -> None:
+        self.console = console
+        self.expected_s = expected_s
+        self.spent_s: list[float] = []
+        self.label = ""
+        self.started = time.monotonic()
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"),
+            console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("", total=len(expected_s), left="")
+
+    def __enter__(self) -> "MatrixProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def _left_s(self) -> float:
+        # Launches here so far took this much of what was expected; the rest will too.
+        done = len(self.spent_s)
+        pace = sum(self.spent_s) / sum(self.expected_s[:done]) if done else 1.0
+        current = time.monotonic() - self.started
+        return max(0.0, pace * sum(self.expected_s[done:]) - current)
+
+    def say(self, text: str) -> None:
+        """Print a line above the live one."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def begin(self, label: str) -> None:
+        """Show that the launch called ``label`` has started."""
+        self.label, self.started = label, time.monotonic()
+        if not self.console.is_terminal:
+            self.say(f"[{len(self.spent_s) + 1}/{len(self.expected_s)}] {label} ... (about {duration(self._left_s())} left)")
+        self.tick()
+
+    def tick(self) -> None:
+        """Refresh the live line."""
+        elapsed = time.monotonic() - self.started
+        self.bar.update(self.task, description=f"{self.label} {elapsed:.0f} s", left=f"{duration(self._left_s())} left")
+
+    def end(self, record: Record) -> None:
+        """Print the finished cell and move on."""
+        self.spent_s.append(time.monotonic() - self.started)
+        number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"
+        style = _STYLES.get(record.status, "red")
+        self.console.print(f"{number} {record.label}  {summary(record)}", style=style, highlight=False, markup=False, soft_wrap=True)
+        self.bar.update(self.task, completed=len(self.spent_s))

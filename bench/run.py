@@ -1,0 +1,189 @@
+"""The matrix, end to end: what is left to measure, launched cell by cell, each one a record when it ends."""
+
+import shutil
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bench import estimate
+from bench.environment import fingerprint, num_cores, resources
+from bench.errors import LaunchError, StoreError
+from bench.launch import deepspeed, extensions
+from bench.launch.processes import RUN_MARKER, kill_marked
+from bench.models.catalog import load_config
+from bench.outcome import outcome, skipped
+from bench.plan import PlannedCell, plan, select
+from bench.progress import MatrixProgress
+from bench.record import Launch, Record
+from bench.scenario import Scenario
+from bench.store import (
+    MANIFEST_VERSION,
+    locked,
+    read_manifest,
+    read_records,
+    record_name,
+    supersede,
+    write_json,
+    write_record,
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch to make: a cell, and which of its repeats."""
+
+    planned: PlannedCell
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        """The stem of its record, log and work folder."""
+        return record_name(self.planned.cell.cell_id, self.repeat)
+
+
+def _jobs(scenario: Scenario, cells: list[PlannedCell]) -> list[Job]:
+    # Repeats outermost: a drift of the machine then touches all cells alike, not one cell's repeats.
+    return [Job(planned, repeat) for repeat in range(scenario.repeat) for planned in cells]
+
+
+def _check_stack(run: Path, stack: dict[str, Any]) -> None:
+    """Refuse to mix rows of two stacks in one run folder."""
+    if not (run / "manifest.json").exists():
+        return
+    before = read_manifest(run)["environment"]["stack"]
+    changed = [f"{key}: {before.get(key)} -> {stack.get(key)}" for key in stack if before.get(key) != stack.get(key)]
+    if changed and any((run / "records").glob("*.json")):
+        raise StoreError(
+            f"{run}: its rows were measured with another stack ({'; '.join(changed)}); start over with --fresh, "
+            "which keeps the old rows aside, or choose another folder with --results"
+        )
+
+
+def _settled(job: Job, records: dict[str, Record]) -> bool:
+    """Whether the job has its row already; a skipped row is settled only while the plan still skips."""
+    record = records.get(job.name)
+    return record is not None and (record.status == "skipped") == (job.planned.skip_reason is not None)
+
+
+def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: list[PlannedCell], env: Any) -> None:
+    write_json(
+        run / "manifest.json",
+        {
+            "manifest_version": MANIFEST_VERSION,
+            "scenario_name": scenario_path.stem,
+            "scenario_path": str(scenario_path),
+            "scenario": scenario.model_dump(mode="json", exclude_none=True),
+            "cells": [{"cell_id": entry.cell.cell_id, "label": entry.cell.label} for entry in cells],
+            "environment": env,
+            "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    )
+
+
+def _launch(job: Job, scenario: Scenario, run: Path, env: dict[str, str], device: str, progress: MatrixProgress) -> Record:
+    cell = job.planned.cell
+    config = load_config(cell.model)
+    work = run / "work" / job.name
+    log = run / "logs" / f"{job.name}.log"
+    shutil.rmtree(work, ignore_errors=True)
+    write_json(work / "job.json", {"cell": cell.model_dump(mode="json"), "model_config": config, "device": device})
+    if device == "cpu":
+        extensions.clear_stale_locks(Path(env["TORCH_EXTENSIONS_DIR"]))  # a launch that was killed may leave one
+    argv = deepspeed.command(cell.world_size, device, work / "job.json")
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    ended = deepspeed.launch(argv, env, run=run, log=log, timeout_s=scenario.timeout_s, on_tick=progress.tick)
+    record = outcome(
+        job.planned,
+        job.repeat,
+        work=work,
+        log=log,
+        launch=Launch(
+            command=["deepspeed", *argv[3:-1], f"work/{job.name}/job.json"],
+            started_at=started_at,
+            wall_time_s=ended.wall_time_s,
+            exit_status=ended.status,
+            log=f"logs/{job.name}.log",
+            log_tail=[],
+        ),
+        timeout_s=scenario.timeout_s,
+        device=device,
+        model_config=config,
+        num_cores=num_cores(),
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    return record
+
+
+def run_matrix(
+    scenario_path: Path,
+    scenario: Scenario,
+    *,
+    results: Path,
+    only: list[str],
+    fresh: bool,
+    cpu_slots: int,
+    console: Console,
+) -> tuple[Path, list[Record]]:
+    """Measure every cell that has no row yet; return the run folder and the rows of the selected cells.
+
+    With ``fresh``, the rows of the selected cells are put aside first. Interrupted at any moment, all finished
+    cells are on disk and the same call goes on from there.
+
+    Raises:
+        BenchError: the scenario, the run folder or this machine cannot be used.
+    """
+    offer = resources(cpu_slots)
+    everything = plan(scenario, offer)
+    chosen = select(everything, only)
+    run = results / scenario_path.stem
+    env = fingerprint()
+    with locked(run):
+        if orphans := kill_marked(RUN_MARKER, str(run.resolve())):
+            console.print(f"ended {orphans} processes that an interrupted run had left behind")
+        jobs = _jobs(scenario, chosen)
+        if fresh and (moved := supersede(run, {job.name for job in jobs})):
+            console.print(f"{moved} earlier rows put aside in {run / 'superseded'}")
+        _check_stack(run, env["stack"])
+        records = {record_name(r.cell_id, r.repeat): r for r in read_records(run)}
+        pending = [job for job in jobs if not _settled(job, records)]
+        supersede(run, {job.name for job in pending})
+        _write_manifest(run, scenario_path, scenario, everything, env)
+        if done := len(jobs) - len(pending):
+            console.print(f"{done} of {len(jobs)} rows are there already in {run}; {len(pending)} to go", highlight=False)
+        launches = [job for job in pending if job.planned.skip_reason is None]
+        ranks_env = _prepare(run, env["stack"], offer.device, console) if launches else {}
+        known = estimate.history(results, offer.device)
+        expected = [estimate.seconds(j.planned.cell, load_config(j.planned.cell.model), known) for j in launches]
+        with MatrixProgress(console, expected) as progress:
+            for job in pending:
+                if job.planned.skip_reason is not None:
+                    record = skipped(job.planned, job.repeat, offer.device)
+                    progress.say(f"skipped: {record.label}: {record.reason}")
+                else:
+                    progress.begin(record_name(job.planned.cell.label, job.repeat))
+                    record = _launch(job, scenario, run, ranks_env, offer.device, progress)
+                    progress.end(record)
+                write_record(run, record)
+                records[job.name] = record
+    return run, [records[job.name] for job in jobs]
+
+
+def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) -> dict[str, str]:
+    """Make sure that ranks can start, compile what DeepSpeed compiles, and return their environment."""
+    missing = [name for name in ("torch", "deepspeed", "transformers") if stack[name] is None]
+    if missing:
+        raise LaunchError(f"{', '.join(missing)} not installed for {sys.executable}: pip install 'zerostage[run]'")
+    if sys.platform != "linux":
+        raise LaunchError(f"cells run on Linux only (this is {sys.platform}); plan and report work here")
+    if device != "cpu":
+        return deepspeed.environment(device, None)
+    folder = extensions.folder({name: stack[name] for name in ("python", "torch", "deepspeed")})
+    env = deepspeed.environment(device, folder)
+    argv = [sys.executable, "-m", "bench.worker.prebuild"]
+    with console.status("set-up: compiling DeepSpeed's C++ op (once per stack, about a minute)"):
+        extensions.prepare(folder, argv, env, run, run / "logs" / "setup.log", lambda: None)
+    return env

@@ -1,0 +1,140 @@
+"""What the commands print."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from bench import estimate
+from bench.environment import resources
+from bench.errors import StoreError
+from bench.models.catalog import load_config
+from bench.plan import plan, select, unused_rules
+from bench.progress import duration
+from bench.record import Record
+from bench.scenario import load_scenario
+from bench.store import read_manifest, read_records
+
+
+def _gib(value: float | None) -> str:
+    return "?" if value is None else f"{value / 2**30:,.3f}"
+
+
+def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: int, console: Console) -> None:
+    """Print every cell with its prediction and, where it is skipped, the reason; then counts and time."""
+    scenario = load_scenario(scenario_path)
+    offer = resources(cpu_slots)
+    chosen = select(plan(scenario, offer), only)
+    table = RichTable("cell_id", "cell", "params", "model states per rank, GiB (paper)", "", title=str(scenario_path))
+    for entry in chosen:
+        params = "?" if entry.params is None else f"{entry.params.total:,}"
+        verdict = "run" if entry.skip_reason is None else f"skipped: {entry.skip_reason}"
+        table.add_row(entry.cell.cell_id, entry.cell.label, params, _gib(entry.model_state_bytes), verdict)
+    console.print(table)
+    launched = [entry.cell for entry in chosen if entry.skip_reason is None]
+    known = estimate.history(results, offer.device)
+    total = sum(estimate.seconds(cell, load_config(cell.model), known) for cell in launched) * scenario.repeat
+    basis = "assumed start-up and speed" if known.assumed else "what earlier runs here took"
+    console.print(
+        f"{len(chosen)} cells x {scenario.repeat} launches, {len(chosen) - len(launched)} cells skipped; "
+        f"about {duration(total)} by {basis}; {offer.slots} {offer.device} slots, "
+        f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
+        highlight=False,
+    )
+    for note in unused_rules(scenario):
+        console.print(f"note: {note}", highlight=False, markup=False)
+
+
+def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, console: Console) -> None:
+    """Print the launch command of every cell that would run."""
+    from bench.launch.deepspeed import command
+
+    offer = resources(cpu_slots)
+    for entry in select(plan(load_scenario(scenario_path), offer), only):
+        if entry.skip_reason is None:
+            argv = command(entry.cell.world_size, offer.device, Path(f"work/{entry.cell.cell_id}-r0/job.json"))
+            console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
+
+
+def latest_run(results: Path) -> Path:
+    """Return the run folder under ``results`` whose manifest is the newest.
+
+    Raises:
+        StoreError: there is none.
+    """
+    manifests = sorted(results.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
+    if not manifests:
+        raise StoreError(f"{results}: no run there yet; make one with 'zerostage run scenarios/smoke.yaml'")
+    return manifests[-1].parent
+
+
+def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
+    """Return the manifest, and the records of the cells that it lists, in its order."""
+    manifest = read_manifest(run)
+    order = {cell["cell_id"]: number for number, cell in enumerate(manifest["cells"])}
+    records = [record for record in read_records(run) if record.cell_id in order]
+    if not records:
+        raise StoreError(f"{run}: no row there yet; go on with 'zerostage run {manifest['scenario_path']}'")
+    return manifest, sorted(records, key=lambda record: (order[record.cell_id], record.repeat))
+
+
+def _tables(run: Path) -> tuple[list[Any], list[str]]:
+    from bench.analysis import frame, tables
+
+    manifest, records = _rows(run)
+    scenario = manifest["scenario"]
+    fixed_total = "train_batch_size" in scenario["matrix"]
+    data = frame.frame(records)
+    notes = tables.footers(data, scenario["zero_optimization"])
+    expected = len(manifest["cells"]) * scenario["repeat"]
+    if len(records) < expected:
+        notes.insert(0, f"{expected - len(records)} of {expected} rows are not measured yet.")
+    return tables.tables(data, "train_batch_size" if fixed_total else "gradient_accumulation_steps"), notes
+
+
+def show_tables(run: Path, console: Console) -> None:
+    """Print the tables of a run for a terminal."""
+    found, notes = _tables(run)
+    for table in found:
+        laid_out = RichTable(title=table.title, title_justify="left", title_style="bold")
+        for number, name in enumerate(table.header):
+            laid_out.add_column(name, justify="right" if number else "left", no_wrap=True)
+        for row in table.rows:
+            laid_out.add_row(*row)
+        console.print(laid_out)
+    for note in notes:
+        console.print(f"- {note}", highlight=False, markup=False)
+    console.print(f"{run}", highlight=False, markup=False)
+
+
+def show_markdown(run: Path) -> None:
+    """Print the tables of a run as Markdown."""
+    from bench.analysis.tables import markdown
+
+    sys.stdout.write(markdown(*_tables(run)))
+
+
+def show_csv(run: Path) -> None:
+    """Print one line per record, with every column of the tidy frame."""
+    from bench.analysis.frame import frame
+
+    _, records = _rows(run)
+    frame(records).to_csv(sys.stdout, index=False)
+
+
+def show_rerun(run: Path, name: str) -> None:
+    """Print the command that measures the cell called ``name`` (id or label) again.
+
+    Raises:
+        StoreError: the run has no such cell.
+    """
+    manifest = read_manifest(run)
+    for cell in manifest["cells"]:
+        if name in (cell["cell_id"], cell["label"]):
+            argv = ["zerostage", "run", manifest["scenario_path"], "--only", cell["cell_id"], "--fresh"]
+            print(shlex.join([*argv, "--results", str(run.parent)]))
+            return
+    raise StoreError(f"{run}: no cell '{name}'; 'zerostage plan {manifest['scenario_path']}' lists them")
