@@ -4,11 +4,10 @@ import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from bench import __version__
 from bench.errors import BenchError
@@ -39,8 +38,8 @@ class Format(StrEnum):
 
 
 def _console() -> Console:
-    # A pipe or a file gets whole lines, however narrow rich thinks it is.
-    return Console(soft_wrap=not sys.stdout.isatty())
+    # A pipe or a file has no width; 80 columns, rich's guess, would cut the tables.
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def _version(value: bool) -> None:
@@ -51,7 +50,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _top(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     pass
 
@@ -75,9 +76,12 @@ def run_command(
     results: ResultsOption = DEFAULT_RESULTS,
     only: OnlyOption = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure again what has a row; earlier rows are kept in superseded/.")
+        bool,
+        typer.Option("--fresh", help="Measure again what has a row; earlier rows are kept in superseded/."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and the launch commands; launch nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and the launch commands; launch nothing.")
+    ] = False,
     cpu_slots: SlotsOption = 4,
 ) -> None:
     """Measure every cell of a scenario that has no row yet, then print the tables.
@@ -97,7 +101,13 @@ def run_command(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     run, records = run_matrix(
-        scenario, load_scenario(scenario), results=results, only=only or [], fresh=fresh, cpu_slots=cpu_slots, console=console
+        scenario,
+        load_scenario(scenario),
+        results=results,
+        only=only or [],
+        fresh=fresh,
+        cpu_slots=cpu_slots,
+        console=console,
     )
     show_tables(run, console)
     if any(record.status not in ("completed", "oom", "unsupported", "skipped") for record in records):
@@ -108,8 +118,12 @@ def run_command(
 def report_command(
     run: Annotated[Path | None, typer.Argument(help="Run folder; left out, the latest.", show_default=False)] = None,
     results: ResultsOption = DEFAULT_RESULTS,
-    format: Annotated[Format, typer.Option(help="terminal and markdown: tables; csv: one row per record.")] = Format.terminal,
-    rerun: Annotated[str | None, typer.Option(help="Print the command that measures this cell (id or label) again.")] = None,
+    format: Annotated[
+        Format, typer.Option(help="terminal and markdown: tables; csv: one row per record.")
+    ] = Format.terminal,
+    rerun: Annotated[
+        str | None, typer.Option(help="Print the command that measures this cell (id or label) again.")
+    ] = None,
 ) -> None:
     """Print the comparison tables of a run."""
     from bench.show import latest_run, show_csv, show_markdown, show_rerun, show_tables

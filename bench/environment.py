@@ -14,7 +14,13 @@ from bench import __version__
 from bench.plan import Resources
 
 # The only environment variables that a manifest may hold: they change results, and none is a secret.
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING")
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "DS_ACCELERATOR",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+)
 _PREFIXES = ("NCCL_", "GLOO_", "PYTORCH_CUDA_ALLOC", "PYTORCH_ALLOC", "KMP_")
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate")
 
@@ -49,7 +55,8 @@ def gpus() -> list[dict[str, Any]]:
     return found
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the processor's model name, as the system gives it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -74,7 +81,12 @@ def resources(cpu_slots: int) -> Resources:
 def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+            ["git", *arguments],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -90,7 +102,7 @@ def fingerprint() -> dict[str, Any]:
         "stack": {
             "python": platform.python_version(),
             **{package: _version(package) for package in _PACKAGES},
-            "device_names": sorted({gpu["name"] for gpu in found}) or [_cpu_name()],
+            "device_names": sorted({gpu["name"] for gpu in found}) or [cpu_name()],
             "num_gpus": len(found),
             "num_cores": num_cores(),
         },

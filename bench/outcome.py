@@ -46,9 +46,7 @@ def _timing(cell: Cell, ranks: list[dict[str, Any]]) -> Timing:
     )
 
 
-def throughput(
-    cell: Cell, step_time_s: float, model_config: dict[str, Any], device_name: str
-) -> Throughput:
+def throughput(cell: Cell, step_time_s: float, model_config: dict[str, Any], device_name: str) -> Throughput:
     """Return the rates of a cell whose optimizer step takes ``step_time_s`` seconds.
 
     FLOPs are those of the model (bench.models.counts), ``None`` for an architecture without a formula. MFU is
@@ -127,7 +125,11 @@ def _differences(cell: Cell, effective: dict[str, Any]) -> list[str]:
 
 
 def _validity(
-    cell: Cell, result: dict[str, Any], losses: list[float | None], expected_params: int | None, num_cores: int
+    cell: Cell,
+    result: dict[str, Any],
+    losses: list[float | None],
+    expected_params: int | None,
+    num_cores: int,
 ) -> tuple[Validity, list[str]]:
     """Judge what can be judged without a reference run; the best verdict so far is ``unchecked``."""
     invalid, suspect = [], []
@@ -175,7 +177,11 @@ def _status(work: Path, exit_status: int | None, timeout_s: float) -> tuple[Stat
         return "timeout", f"not done after {timeout_s:g} s, killed", failure
     if first is not None:
         lines = first["message"].strip().splitlines() or [""]
-        return first["status"], f"rank {first['rank']}, {first['activity']}: {first['type']}: {lines[0]}", failure
+        return (
+            first["status"],
+            f"rank {first['rank']}, {first['activity']}: {first['type']}: {lines[0]}",
+            failure,
+        )
     if exit_status != 0:
         name = _signal_name(exit_status)
         cause = f"killed by {name}" if name else f"exit status {exit_status}"
@@ -243,7 +249,7 @@ def outcome(
     means = [statistics.fmean(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, ranks)
-    validity, reasons = _validity(cell, result, losses, params and params.total, num_cores)
+    validity, reasons = _validity(cell, result, losses, params.total if params else None, num_cores)
     return record.model_copy(
         update={
             "num_params": result["num_params"],
@@ -256,7 +262,9 @@ def outcome(
             "throughput": throughput(cell, timing.step_time_s, model_config, result["device_name"]),
             "memory": _memory(result["memory_kind"], ranks),
             "comm": comm(
-                [rank["collectives"] for rank in ranks], all(rank["steady"] for rank in ranks), result["backend"]
+                [rank["collectives"] for rank in ranks],
+                all(rank["steady"] for rank in ranks),
+                result["backend"],
             ),
             "losses": losses,
             "skipped_steps": result["skipped_steps"],

@@ -202,7 +202,9 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
             config = load_config(cell.model)
             configs[cell.model] = config, count_params(config)
         config, params = configs[cell.model]
-        states = params and model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
+        states = None
+        if params is not None:
+            states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
         reason = reason or _skip_reason(cell, config, states, resources)
         entry = PlannedCell(cell=cell, params=params, model_state_bytes=states, skip_reason=reason)
         planned.setdefault(cell.cell_id, entry)

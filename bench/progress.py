@@ -29,7 +29,7 @@ def summary(record: Record) -> str:
         f"completed  {record.timing.step_time_s * 1e3:.0f} ms/step  "
         f"{record.throughput.tokens_per_second_per_gpu:,.0f} tokens/s/GPU  "
         f"peak {record.memory.peak_allocated_bytes / 2**20:,.1f} MiB  "
-        f"traffic {record.comm.comm_bytes_per_step / 2**20:,.2f} MiB/step"
+        f"sent {(record.comm.comm_wire_bytes_per_step or 0) / 2**20:,.2f} MiB/step"
     )
 
 
@@ -43,16 +43,23 @@ class MatrixProgress:
         self.label = ""
         self.started = time.monotonic()
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TextColumn("{task.fields[left]}"),
-            console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
         self.task = self.bar.add_task("", total=len(expected_s), left="")
 
     def __enter__(self) -> "MatrixProgress":
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bar.stop()
 
     def _left_s(self) -> float:
@@ -70,7 +77,9 @@ class MatrixProgress:
         """Show that the launch called ``label`` has started."""
         self.label, self.started = label, time.monotonic()
         if not self.console.is_terminal:
-            self.say(f"[{len(self.spent_s) + 1}/{len(self.expected_s)}] {label} ... (about {duration(self._left_s())} left)")
+            self.say(
+                f"[{len(self.spent_s) + 1}/{len(self.expected_s)}] {label} ... (about {duration(self._left_s())} left)"
+            )
         self.tick()
 
     def tick(self) -> None:
@@ -83,5 +92,11 @@ class MatrixProgress:
         self.spent_s.append(time.monotonic() - self.started)
         number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"
         style = _STYLES.get(record.status, "red")
-        self.console.print(f"{number} {record.label}  {summary(record)}", style=style, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(
+            f"{number} {record.label}  {summary(record)}",
+            style=style,
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
         self.bar.update(self.task, completed=len(self.spent_s))

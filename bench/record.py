@@ -14,9 +14,7 @@ from bench.plan import Cell
 
 SCHEMA_VERSION = 1
 
-Status = Literal[
-    "completed", "oom", "timeout", "crashed", "config_error", "unsupported", "silent_exit", "skipped"
-]
+Status = Literal["completed", "oom", "timeout", "crashed", "config_error", "unsupported", "silent_exit", "skipped"]
 Validity = Literal["valid", "suspect", "invalid", "unchecked"]
 
 

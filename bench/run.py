@@ -84,7 +84,9 @@ def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: l
     )
 
 
-def _launch(job: Job, scenario: Scenario, run: Path, env: dict[str, str], device: str, progress: MatrixProgress) -> Record:
+def _launch(
+    job: Job, scenario: Scenario, run: Path, env: dict[str, str], device: str, progress: MatrixProgress
+) -> Record:
     cell = job.planned.cell
     config = load_config(cell.model)
     work = run / "work" / job.name
@@ -153,7 +155,10 @@ def run_matrix(
         supersede(run, {job.name for job in pending})
         _write_manifest(run, scenario_path, scenario, everything, env)
         if done := len(jobs) - len(pending):
-            console.print(f"{done} of {len(jobs)} rows are there already in {run}; {len(pending)} to go", highlight=False)
+            console.print(
+                f"{done} of {len(jobs)} rows are there already in {run}; {len(pending)} to go",
+                highlight=False,
+            )
         launches = [job for job in pending if job.planned.skip_reason is None]
         ranks_env = _prepare(run, env["stack"], offer.device, console) if launches else {}
         known = estimate.history(results, offer.device)

@@ -38,8 +38,7 @@ def _known_zero_keys(section: Any) -> Any:
             raise ValueError("'stage' is set by the strategy (z0, z1, z2, z3); remove it here")
         if key not in ZERO_KEYS:
             raise ValueError(
-                f"unknown zero_optimization key '{key}'{nearest(key, ZERO_KEYS)}; valid: "
-                f"{', '.join(sorted(ZERO_KEYS))}"
+                f"unknown zero_optimization key '{key}'{nearest(key, ZERO_KEYS)}; valid: {', '.join(sorted(ZERO_KEYS))}"
             )
     return section
 
@@ -165,9 +164,7 @@ def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
 
 
 _Loader.add_constructor("!exponent", _number)
-_Loader.add_implicit_resolver(
-    "!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
 def _describe(error: Any) -> str:
@@ -175,7 +172,13 @@ def _describe(error: Any) -> str:
     steps = [step for step in error["loc"] if not (isinstance(step, str) and "[" in step)]
     key = ".".join(str(step) for step in steps)
     if error["type"] == "extra_forbidden":
-        owner: Any = {"matrix": Matrix, "exclude": Rule, "include": Rule, "data": Data, "optimizer": Optimizer}
+        owner: Any = {
+            "matrix": Matrix,
+            "exclude": Rule,
+            "include": Rule,
+            "data": Data,
+            "optimizer": Optimizer,
+        }
         fields = (owner[steps[0]] if len(steps) > 1 else Scenario).model_fields
         elsewhere = " (an axis: it belongs under 'matrix')" if len(steps) == 1 and key in Matrix.model_fields else ""
         hint = elsewhere or nearest(steps[-1], fields)

@@ -28,7 +28,9 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
     scenario = load_scenario(scenario_path)
     offer = resources(cpu_slots)
     chosen = select(plan(scenario, offer), only)
-    table = RichTable("cell_id", "cell", "params", "model states per rank, GiB (paper)", "", title=str(scenario_path))
+    table = RichTable(title=str(scenario_path), caption="states: parameters, gradients, Adam; per rank, paper")
+    for name in ("cell_id", "cell", "params", "states GiB", ""):
+        table.add_column(name, overflow="fold")
     for entry in chosen:
         params = "?" if entry.params is None else f"{entry.params.total:,}"
         verdict = "run" if entry.skip_reason is None else f"skipped: {entry.skip_reason}"
@@ -98,8 +100,12 @@ def _tables(run: Path) -> tuple[list[Any], list[str]]:
 def show_tables(run: Path, console: Console) -> None:
     """Print the tables of a run for a terminal."""
     found, notes = _tables(run)
+    group = ""
     for table in found:
-        laid_out = RichTable(title=table.title, title_justify="left", title_style="bold")
+        if table.group != group:
+            group = table.group
+            console.print(f"\n{group}", style="bold", highlight=False, markup=False)
+        laid_out = RichTable(title=table.title, title_justify="left")
         for number, name in enumerate(table.header):
             laid_out.add_column(name, justify="right" if number else "left", no_wrap=True)
         for row in table.rows:

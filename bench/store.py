@@ -1,9 +1,9 @@
 """results/: one folder per run, one immutable JSON file per record, everything written atomically.
 
-    RUN/manifest.json            the scenario, its cells, the environment
-    RUN/records/<cell_id>-r<repeat>.json
-    RUN/logs/<cell_id>-r<repeat>.log
-    RUN/superseded/<time>/       what a fresh run put aside; nothing is deleted
+RUN/manifest.json            the scenario, its cells, the environment
+RUN/records/<cell_id>-r<repeat>.json
+RUN/logs/<cell_id>-r<repeat>.log
+RUN/superseded/<time>/       what a fresh run put aside; nothing is deleted
 """
 
 import contextlib

@@ -29,8 +29,9 @@ class Metric:
 
 @dataclass(frozen=True)
 class Table:
-    """Text, ready to be laid out. ``header[0]`` and ``rows[*][0]`` are the strategies."""
+    """Text, ready to be laid out. ``group`` names the settings that all rows share, ``title`` the metric."""
 
+    group: str
     title: str
     header: list[str]
     rows: list[list[str]]
@@ -45,7 +46,7 @@ METRICS = (
         "Throughput",
         "tokens_per_second_per_gpu",
         lambda value: f"{value:,.0f}",
-        "tokens per second per GPU: train_batch_size x seq_length / step_time_s / N; step_time_s is the median "
+        "tokens per second per GPU = train_batch_size x seq_length / step_time_s / N; step_time_s is the median "
         "over the timed optimizer steps of the slowest rank's synchronised wall time. 'ms' is that median with "
         "the distance between its quartiles",
     ),
@@ -116,7 +117,7 @@ def _table(metric: Metric, title: str, group: pd.DataFrame) -> Table:
             base = _combined(column[column["strategy"] == BASELINE], metric.column)
             row += _entry(metric, column[column["strategy"] == strategy], base)
         rows.append(row)
-    return Table(f"{metric.title}: {title}", header, rows)
+    return Table(title, metric.title, header, rows)
 
 
 def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
@@ -194,9 +195,13 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
 
 def markdown(found: Iterable[Table], notes: Iterable[str]) -> str:
     """Lay tables and notes out as Markdown."""
-    parts = []
+    parts: list[str] = []
+    heading = ""
     for table in found:
         body = pd.DataFrame(table.rows, columns=pd.Index(table.header))
         aligned = ("left", *["right"] * (len(table.header) - 1))
+        if table.group != heading:
+            heading = table.group
+            parts.append(f"## {heading}\n")
         parts.append(f"### {table.title}\n\n{body.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n")
     return "\n".join(parts) + "\n" + "\n".join(f"- {note}" for note in notes) + "\n"

@@ -87,7 +87,12 @@ def launch(
     with log.open("wb") as stream:
         # A session of its own, so that a Ctrl-C in the terminal reaches only the runner, which then decides.
         process = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
+            argv,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             while (status := process.poll()) is None and time.monotonic() - started < timeout_s:

@@ -3,6 +3,7 @@
 import resource
 import sys
 import weakref
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -55,7 +56,7 @@ class StorageMeter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
                 self._see(leaf.untyped_storage())
         return result
@@ -66,12 +67,12 @@ class StorageMeter(TorchDispatchMode):
         if known == size:
             return
         if known is None:
-            self._refs[key] = weakref.ref(storage, lambda _, key=key: self._free(key))
+            self._refs[key] = weakref.ref(storage, partial(self._free, key))
         self._sizes[key] = size
         self._live += size - (known or 0)
         self._peak = max(self._peak, self._live)
 
-    def _free(self, key: int) -> None:
+    def _free(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         self._live -= self._sizes.pop(key)
         del self._refs[key]
 

@@ -107,9 +107,7 @@ def _download(model: str) -> Path:
     # was, the user's way out is the same.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".split("\n")[0]
-        raise ScenarioError(
-            f"model '{model}': its config.json cannot be downloaded ({reason}); {remedy}"
-        ) from error
+        raise ScenarioError(f"model '{model}': its config.json cannot be downloaded ({reason}); {remedy}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:

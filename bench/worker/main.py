@@ -31,6 +31,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
+    from bench.environment import cpu_name
     from bench.measure.memory import host_peak_rss_bytes, memory_meter
     from bench.plan import Cell
     from bench.worker.engine import build_engine, effective_settings, zero_config
@@ -42,11 +43,13 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     accelerator = get_accelerator()
     if accelerator.device_name() != job["device"]:
         raise UnsupportedError(
-            f"the plan found {job['device']}, but DeepSpeed with torch {torch.__version__} uses {accelerator.device_name()}"
+            f"the plan found {job['device']}, DeepSpeed with torch {torch.__version__} uses {accelerator.device_name()}"
         )
     dtype = DTYPES[cell.dtype]
     if dtype not in accelerator.supported_dtypes():
-        raise UnsupportedError(f"DeepSpeed's {accelerator.device_name()} accelerator here does not support {cell.dtype}")
+        raise UnsupportedError(
+            f"DeepSpeed's {accelerator.device_name()} accelerator here does not support {cell.dtype}"
+        )
 
     now.append("joining the process group")
     backend = accelerator.communication_backend_name()
@@ -100,7 +103,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     dist.all_gather_object(ranks, mine)
     result = {
         "num_params": num_params,
-        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
+        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "backend": dist.get_backend(),
         "stack": {
             "python": platform.python_version(),

@@ -1,0 +1,5 @@
+"""``python -m bench`` is ``zerostage``."""
+
+from bench.cli import main
+
+main()
