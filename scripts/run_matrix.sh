@@ -7,4 +7,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 case ${1:-} in
     '' | -*) set -- "$root/scenarios/smoke.yaml" "$@" ;;
 esac
-exec "$PYTHON" -m bench run "$@" --results "${ZEROSTAGE_RESULTS:-$root/results/runs}"
+exec "$PYTHON" -m bench run --results "$root/results/runs" "$@"

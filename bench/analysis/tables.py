@@ -162,8 +162,8 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         + ". N is the number of ranks, one per GPU; on cpu a rank is one process on one core."
         + ("" if set(frame["device"]) == {"cuda"} else " No multi-GPU row has been measured here.")
     )
-    if "memory_kind" in frame and (kinds := sorted(frame["memory_kind"].dropna().unique())):
-        lines.append(f"Allocated bytes are counted as: {', '.join(kinds)}.")
+    if "memory_kind" in frame and (counted := sorted(frame["memory_kind"].dropna().unique())):
+        lines.append(f"Allocated bytes are counted as: {', '.join(counted)}.")
     if "wire_model" in frame and (models := sorted(frame["wire_model"].dropna().unique())):
         lines.append(f"Wire model: {', '.join(models)} (docs/metrics.md).")
     if zero_optimization:
