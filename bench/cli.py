@@ -90,7 +90,6 @@ def run_command(
     timed out, crashed or left no result, 2 for a mistake in the input.
     """
     from bench.run import run_matrix
-    from bench.scenario import load_scenario
     from bench.show import show_commands, show_plan, show_tables
 
     console = _console()
@@ -102,7 +101,6 @@ def run_command(
         signal.signal(number, signal.default_int_handler)
     run, records = run_matrix(
         scenario,
-        load_scenario(scenario),
         results=results,
         only=only or [],
         fresh=fresh,

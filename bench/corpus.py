@@ -44,7 +44,7 @@ def read(path: str | None) -> bytes:
             if left <= 0:
                 break
     except OSError as error:
-        raise ScenarioError(f"data.path: cannot read the corpus {name}: {error}") from None
+        raise ScenarioError(f"data.path: cannot read the corpus {name}: {error.strerror}") from None
     text = b"".join(chunks)
     if len(text) < 2:
         raise ScenarioError(f"data.path: the corpus {name} holds no text; name a text file or a folder of them")

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -13,7 +14,7 @@ from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.models.catalog import content_key, load_config
 from bench.models.counts import ParamCount, count_params
-from bench.scenario import Data, Dtype, Optimizer, Rule, Scenario
+from bench.scenario import Data, Dtype, Optimizer, Rule, Scenario, load_scenario
 from bench.zero.stages import zero_keys
 from bench.zero.theory import model_state_bytes
 
@@ -188,6 +189,14 @@ def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resou
     return None
 
 
+def _config(model: str) -> tuple[dict[str, Any], ParamCount | None]:
+    try:
+        config = load_config(model)
+        return config, count_params(config)
+    except ScenarioError as error:
+        raise ScenarioError(f"matrix.model: {error}") from None
+
+
 def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     """Expand a scenario into its cells, each once, in matrix order.
 
@@ -199,8 +208,7 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     for point in _points(scenario):
         cell, reason = _cell(scenario, point)
         if cell.model not in configs:
-            config = load_config(cell.model)
-            configs[cell.model] = config, count_params(config)
+            configs[cell.model] = _config(cell.model)
         config, params = configs[cell.model]
         states = None
         if params is not None:
@@ -211,6 +219,19 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     if not planned:
         raise ScenarioError("no cell is left to run: the exclude rules remove the whole matrix")
     return list(planned.values())
+
+
+def plan_file(path: Path, resources: Resources) -> tuple[Scenario, list[PlannedCell]]:
+    """Read a scenario file and expand it.
+
+    Raises:
+        ScenarioError: as `load_scenario` and `plan`; every message names the file.
+    """
+    scenario = load_scenario(path)
+    try:
+        return scenario, plan(scenario, resources)
+    except ScenarioError as error:
+        raise ScenarioError(f"{path}: {error}") from None
 
 
 def unused_rules(scenario: Scenario) -> list[str]:

@@ -199,3 +199,7 @@ def parse_record(text: str, name: str) -> Record:
             else f"missing {error}"
         )
         raise StoreError(f"{name}: damaged record ({detail}); {remedy}") from None
+
+
+if __name__ == "__main__":
+    print(json.dumps(Record.model_json_schema(), indent=1))

@@ -16,7 +16,7 @@ from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.models.catalog import load_config
 from bench.outcome import outcome, skipped
-from bench.plan import PlannedCell, plan, select
+from bench.plan import PlannedCell, plan_file, select
 from bench.progress import MatrixProgress
 from bench.record import Launch, Record
 from bench.scenario import Scenario
@@ -122,7 +122,6 @@ def _launch(
 
 def run_matrix(
     scenario_path: Path,
-    scenario: Scenario,
     *,
     results: Path,
     only: list[str],
@@ -139,7 +138,7 @@ def run_matrix(
         BenchError: the scenario, the run folder or this machine cannot be used.
     """
     offer = resources(cpu_slots)
-    everything = plan(scenario, offer)
+    scenario, everything = plan_file(scenario_path, offer)
     chosen = select(everything, only)
     run = results / scenario_path.stem
     env = fingerprint()

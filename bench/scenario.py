@@ -198,8 +198,10 @@ def load_scenario(path: Path) -> Scenario:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path}: cannot read the scenario: {error}") from None
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot read the scenario: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{path}: cannot read the scenario: not UTF-8 text ({error.reason})") from None
     try:
         data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

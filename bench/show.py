@@ -12,10 +12,9 @@ from bench import estimate
 from bench.environment import resources
 from bench.errors import StoreError
 from bench.models.catalog import load_config
-from bench.plan import plan, select, unused_rules
+from bench.plan import plan_file, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
-from bench.scenario import load_scenario
 from bench.store import read_manifest, read_records
 
 
@@ -25,9 +24,9 @@ def _gib(value: float | None) -> str:
 
 def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: int, console: Console) -> None:
     """Print every cell with its prediction and, where it is skipped, the reason; then counts and time."""
-    scenario = load_scenario(scenario_path)
     offer = resources(cpu_slots)
-    chosen = select(plan(scenario, offer), only)
+    scenario, planned = plan_file(scenario_path, offer)
+    chosen = select(planned, only)
     table = RichTable(title=str(scenario_path), caption="states: parameters, gradients, Adam; per rank, paper")
     for name in ("cell_id", "cell", "params", "states GiB", ""):
         table.add_column(name, overflow="fold")
@@ -55,7 +54,7 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, console:
     from bench.launch.deepspeed import command
 
     offer = resources(cpu_slots)
-    for entry in select(plan(load_scenario(scenario_path), offer), only):
+    for entry in select(plan_file(scenario_path, offer)[1], only):
         if entry.skip_reason is None:
             argv = command(entry.cell.world_size, offer.device, Path(f"work/{entry.cell.cell_id}-r0/job.json"))
             console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)

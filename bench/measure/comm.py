@@ -74,7 +74,7 @@ class CollectiveRecorder(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.phase = ""
         self.events: list[Collective] = []
 

@@ -46,7 +46,7 @@ class StorageMeter(TorchDispatchMode):
     kind = "live tensor storages"
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._sizes: dict[int, int] = {}
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._live = 0

@@ -1,0 +1,51 @@
+"""Break a rank on purpose. Python imports this by itself when its folder is on PYTHONPATH; the product has no hook."""
+
+import os
+import resource
+import signal
+import time
+
+
+def _raise_in_rank_1(rank):
+    if rank == 1:
+        raise RuntimeError("injected: rank 1 gives up")
+
+
+def _kill_rank_1(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit_0(rank):
+    os._exit(0)
+
+
+def _sleep(rank):
+    time.sleep(3600)
+
+
+def _limit_memory(rank):
+    with open("/proc/self/statm") as stream:
+        used = int(stream.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 2**20,) * 2)
+
+
+FAULTS = {
+    "raise": _raise_in_rank_1,
+    "kill": _kill_rank_1,
+    "exit": _exit_0,
+    "sleep": _sleep,
+    "oom": _limit_memory,
+}
+
+fault, rank = os.environ.get("ZEROSTAGE_TEST_FAULT"), os.environ.get("RANK")
+if fault and rank is not None:
+    from bench.worker.loop import Loop
+
+    counting_pass = Loop.counting_pass
+
+    def broken(self, meter):
+        FAULTS[fault](int(rank))
+        return counting_pass(self, meter)
+
+    Loop.counting_pass = broken

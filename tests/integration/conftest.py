@@ -1,0 +1,32 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+FAULTS = Path(__file__).parents[1] / "data" / "faults"
+
+
+def zerostage(*arguments, fault=None, **variables):
+    """Run the command line as a user does; return the finished process, its text captured."""
+    env = dict(os.environ) | variables
+    if fault:
+        env |= {"PYTHONPATH": str(FAULTS), "ZEROSTAGE_TEST_FAULT": fault}
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *map(str, arguments)], env=env, capture_output=True, text=True, timeout=840
+    )
+
+
+@pytest.fixture
+def scenario_file(tmp_path):
+    """Return a function that writes a scenario of tiny cells and returns its path."""
+
+    def write(matrix, name="cells", **settings):
+        path = tmp_path / f"{name}.yaml"
+        axes = {"model": "llama-tiny", "seq_length": 32} | matrix
+        path.write_text(yaml.safe_dump({"warmup_steps": 1, "steps": 2, "matrix": axes} | settings))
+        return path
+
+    return write

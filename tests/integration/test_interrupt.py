@@ -1,0 +1,80 @@
+"""The runner is killed in the middle of the matrix: nothing is lost, nothing is left, the rest is measured."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import zerostage
+
+from bench.launch.processes import RUN_MARKER, marked
+from bench.store import read_records
+
+pytestmark = pytest.mark.ranks
+
+
+def start(path):
+    argv = [sys.executable, "-m", "bench", "run", str(path), "--results", str(path.parent / "runs")]
+    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def wait_for(condition, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def ranks(run):
+    return [process for process in marked(RUN_MARKER, str(run.resolve())) if process.environ().get("RANK")]
+
+
+def test_kill_9_of_the_runner_loses_no_row_and_leaves_no_rank_after_the_next_start(scenario_file):
+    path = scenario_file({"strategy": ["z0", "z1", "z2"], "world_size": 2})
+    run = path.parent / "runs" / path.stem
+    runner = start(path)
+    wait_for(lambda: len(list(run.glob("records/*.json"))) == 1 and len(ranks(run)) == 2)
+    runner.kill()
+    runner.communicate()
+    (kept,) = (run / "records").glob("*.json")
+    before = kept.read_bytes()
+    orphans = ranks(run)
+    assert orphans  # they outlive the runner, so the next start has something to end
+
+    done = zerostage("run", path, "--results", path.parent / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "processes that an interrupted run had left behind" in done.stdout
+    assert "1 of 3 rows are there already" in done.stdout
+    assert not any(process.is_running() for process in orphans)
+    assert kept.read_bytes() == before
+    assert {record.status for record in read_records(run)} == {"completed"}
+    assert len(read_records(run)) == 3
+    assert marked(RUN_MARKER, str(run.resolve())) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_ends_every_process_and_says_how_to_go_on(scenario_file, number):
+    path = scenario_file({"strategy": "z0", "world_size": 2})
+    run = path.parent / "runs" / path.stem
+    runner = start(path)
+    wait_for(lambda: len(ranks(run)) == 2)
+    runner.send_signal(number)
+    _, errors = runner.communicate(timeout=60)
+    assert runner.returncode == 130
+    assert errors == "interrupted: finished cells are kept, the same command goes on from there\n"
+    assert marked(RUN_MARKER, str(run.resolve())) == []
+    assert list(run.glob("records/*.json")) == []
+
+
+def test_two_runners_on_one_folder_are_refused(scenario_file):
+    path = scenario_file({"strategy": "z0", "world_size": 1})
+    run = path.parent / "runs" / path.stem
+    first = start(path)
+    wait_for(lambda: len(ranks(run)) == 1)
+    second = zerostage("run", path, "--results", path.parent / "runs")
+    assert second.returncode == 2
+    assert f"process {first.pid}" in second.stderr
+    first.communicate(timeout=240)
+    assert first.returncode == 0
