@@ -43,8 +43,10 @@ def read(path: str | None) -> bytes:
             left -= len(chunk)
             if left <= 0:
                 break
-    except OSError as error:
-        raise ScenarioError(f"data.path: cannot read the corpus {name}: {error.strerror}") from None
+    # RuntimeError: the home folder of an unknown ~user; ValueError: a path with a null character.
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ScenarioError(f"data.path: cannot read the corpus {name}: {reason}") from None
     text = b"".join(chunks)
     if len(text) < 2:
         raise ScenarioError(f"data.path: the corpus {name} holds no text; name a text file or a folder of them")

@@ -162,7 +162,8 @@ def _first_failure(work: Path) -> dict[str, Any] | None:
 def _signal_name(status: int) -> str | None:
     # The launcher passes on a rank's negative exit status as that number modulo 256.
     try:
-        return signal.Signals(256 - status if status > 128 else -status).name
+        # 255 is far more often a plain exit(-1) than a rank ended by SIGHUP.
+        return None if status == 255 else signal.Signals(256 - status if status > 128 else -status).name
     except ValueError:
         return None
 
@@ -246,7 +247,7 @@ def outcome(
         return record
     result = json.loads((work / "result.json").read_text())
     ranks = result["ranks"]
-    means = [statistics.fmean(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, ranks)
     validity, reasons = _validity(cell, result, losses, params.total if params else None, num_cores)

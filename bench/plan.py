@@ -215,7 +215,10 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
             states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
         reason = reason or _skip_reason(cell, config, states, resources)
         entry = PlannedCell(cell=cell, params=params, model_state_bytes=states, skip_reason=reason)
-        planned.setdefault(cell.cell_id, entry)
+        known = planned.get(cell.cell_id)
+        # An impossible batch triple has no accumulation of its own, so its id may be that of a possible cell.
+        if known is None or (known.skip_reason is not None and reason is None):
+            planned[cell.cell_id] = entry
     if not planned:
         raise ScenarioError("no cell is left to run: the exclude rules remove the whole matrix")
     return list(planned.values())

@@ -176,10 +176,10 @@ def parse_record(text: str, name: str) -> Record:
     remedy = "move the file away and run the scenario again: only that cell will be measured"
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{name}: torn or damaged record ({error}); {remedy}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if not isinstance(version, int):
+    if type(version) is not int:
         raise StoreError(f"{name}: not a record, it has no 'schema_version'; {remedy}")
     if version > SCHEMA_VERSION:
         raise StoreError(

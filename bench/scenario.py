@@ -1,6 +1,7 @@
 """Scenario files: what a user asks to have measured. YAML in, frozen pydantic models out."""
 
 import re
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,20 +27,38 @@ def _one_or_more(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring = 2, 100
+
+
+def _shown(value: Any) -> str:
+    """Return ``value`` for a message, cut short: a few aliases can make it too large for the memory."""
+    try:
+        return _short.repr(value)
+    except ValueError:  # a whole number of more digits than Python prints
+        return "a huge number"
+
+
 def _known_strategy(name: Any) -> Any:
     if not isinstance(name, str) or name not in STRATEGIES:
-        raise ValueError(f"unknown strategy '{name}'{nearest(name, STRATEGIES)}; valid: {', '.join(STRATEGIES)}")
+        hint = nearest(name, STRATEGIES) if isinstance(name, str) else ""
+        raise ValueError(f"unknown strategy {_shown(name)}{hint}; valid: {', '.join(STRATEGIES)}")
     return name
 
 
 def _known_zero_keys(section: Any) -> Any:
-    for key in section if isinstance(section, dict) else ():
+    problems = []
+    for key, value in section.items() if isinstance(section, dict) else ():
         if key == "stage":
-            raise ValueError("'stage' is set by the strategy (z0, z1, z2, z3); remove it here")
-        if key not in ZERO_KEYS:
-            raise ValueError(
+            problems.append("'stage' is set by the strategy (z0, z1, z2, z3); remove it here")
+        elif key not in ZERO_KEYS:
+            problems.append(
                 f"unknown zero_optimization key '{key}'{nearest(key, ZERO_KEYS)}; valid: {', '.join(sorted(ZERO_KEYS))}"
             )
+        elif not isinstance(value, bool) and not (isinstance(value, int) and value >= 0):
+            problems.append(f"'{key}' takes true, false or a whole number from 0 (got {_shown(value)})")
+    if problems:
+        raise ValueError("; ".join(problems))
     return section
 
 
@@ -106,7 +125,7 @@ class Data(_Model):
     """
 
     kind: Literal["synthetic", "text"] = "synthetic"
-    path: str | None = None
+    path: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")
     def _path_needs_text(self) -> "Data":
@@ -119,9 +138,9 @@ class Optimizer(_Model):
     """torch.optim.AdamW, its for-loop form (``foreach=False``), the same in every strategy."""
 
     name: Literal["AdamW"] = "AdamW"
-    lr: Annotated[float, Field(ge=0, strict=False)] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0, strict=False)] = 0.01
-    gradient_clipping: Annotated[float, Field(ge=0, strict=False)] = 1.0
+    lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    gradient_clipping: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
 
 class Scenario(_Model):
@@ -138,7 +157,7 @@ class Scenario(_Model):
     seed: Annotated[int, Field(ge=0)] = 0
     warmup_steps: PositiveInt = 3
     steps: PositiveInt = 10
-    timeout_s: Annotated[PositiveFloat, Field(strict=False)] = 900.0
+    timeout_s: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 900.0
 
 
 class _Loader(yaml.SafeLoader):
@@ -159,17 +178,18 @@ class _Loader(yaml.SafeLoader):
 
 
 def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
-    value = float(node.value)
-    return int(value) if value.is_integer() else value
+    value = float(loader.construct_yaml_float(node))
+    return int(value) if "e" in node.value.lower() and value.is_integer() else value
 
 
 _Loader.add_constructor("!exponent", _number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)  # YAML's own float has a point and a signed exponent
 _Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
 def _describe(error: Any) -> str:
     """Put one pydantic error in words: the dotted key, what is wrong, and the nearest valid key."""
-    steps = [step for step in error["loc"] if not (isinstance(step, str) and "[" in step)]
+    steps = list(error["loc"])
     key = ".".join(str(step) for step in steps)
     if error["type"] == "extra_forbidden":
         owner: Any = {
@@ -186,7 +206,7 @@ def _describe(error: Any) -> str:
     if error["type"] == "missing":
         return f"'{key}' is required"
     message = error["msg"].removeprefix("Value error, ")
-    given = "" if error["type"] == "value_error" else f" (got {error['input']!r})"
+    given = "" if error["type"] == "value_error" else f" (got {_shown(error['input'])})"
     return f"'{key}': {message}{given}"
 
 
@@ -206,7 +226,8 @@ def load_scenario(path: Path) -> Scenario:
         data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ScenarioError(f"{path}: not valid YAML: {error}") from None
-    except (ValueError, RecursionError) as error:
+    # What PyYAML's constructors raise when a tag is on a value of another kind (`!!bool abc`, `!!map [a]`).
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
         raise ScenarioError(f"{path}: not a scenario: {error}") from None
     if not isinstance(data, dict):
         raise ScenarioError(f"{path}: a scenario is a mapping with a 'matrix' section; see scenarios/smoke.yaml")

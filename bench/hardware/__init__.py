@@ -1,5 +1,6 @@
 """What is known of hardware: dense peaks, each with its source and date (gpus.yaml)."""
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
 
     A device is recognised when every word of a catalog entry's ``match`` is in the name that its driver gives.
     """
-    name = device_name.lower()
+    words = set(re.split(r"[^a-z0-9]+", device_name.lower()))
+    if "mig" in words:  # a slice of the device has a slice of its peak
+        return None
     for entry in _catalog():
-        if all(word in name for word in entry["match"]):
+        if words.issuperset(entry["match"]):
             value = entry["dense_tflops"].get(dtype)
             return None if value is None else float(value)
     return None

@@ -32,7 +32,10 @@ def folder(stack: dict[str, object]) -> Path:
 
 def clear_stale_locks(extensions: Path) -> None:
     """Remove the lock files that no living loader holds: those that are still there, unchanged, 3 s later."""
-    before = {lock: lock.stat().st_mtime_ns for lock in extensions.glob("*/lock")}
+    before = {}
+    for lock in extensions.glob("*/lock"):
+        with contextlib.suppress(FileNotFoundError):
+            before[lock] = lock.stat().st_mtime_ns
     if not before:
         return
     time.sleep(_STALE_AFTER_S)

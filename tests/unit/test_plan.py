@@ -124,7 +124,6 @@ def test_impossible_batch_triple_is_skipped_with_its_numbers(total: int, steps: 
     assert entry.skip_reason == f"batch triple impossible: {reason} does not hold"
 
 
-@pytest.mark.xfail(strict=True, reason="an impossible point hides the possible cell whose id it shares")
 def test_impossible_point_does_not_hide_a_possible_cell() -> None:
     found = cells(train_micro_batch_size_per_gpu=2, train_batch_size=[3, 2])
     assert [c.cell.train_batch_size for c in found if c.skip_reason is None] == [2]
@@ -310,7 +309,6 @@ def test_corpus_that_cannot_be_read(tmp_path: Path) -> None:
         cells(text(write(tmp_path / "binary.bin", b"\x7fELF\0\0")))
 
 
-@pytest.mark.xfail(strict=True, reason="expanduser raises RuntimeError, open raises ValueError")
 @pytest.mark.parametrize("path", ["~no-such-user/corpus", "a\0b"])
 def test_corpus_path_that_is_no_path(path: str) -> None:
     with pytest.raises(ScenarioError):

@@ -38,9 +38,10 @@ def matrix(text: str) -> str:
 
 
 def bomb(levels: int, width: int) -> str:
-    lines = ["a0: &a0 [lol]"]
+    """Lists of lists behind the alias ``*bomb``; unfolded, they are ``width ** levels`` words."""
+    lines = ["a0: &a0 lol"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, levels)]
-    return "\n".join([*lines, f"matrix: {{model: *a{levels - 1}, strategy: z2}}"])
+    return "\n".join([*lines, f"bomb: &bomb [{', '.join([f'*a{levels - 1}'] * width)}]\n"])
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -110,7 +111,6 @@ def test_counts_outside_the_matrix(file: Path, line: str) -> None:
     assert f"'{key}': " in refusal(file, VALID + line)
 
 
-@pytest.mark.xfail(strict=True, reason="lax floats: true is read as 1.0 and '0.1' as 0.1")
 @pytest.mark.parametrize(
     "line", ["timeout_s: true", "optimizer: {lr: true}", "optimizer: {lr: '0.1'}", "optimizer: {lr: .inf}"]
 )
@@ -164,7 +164,7 @@ def test_key_that_is_no_word(file: Path, text: str) -> None:
         ("1E3", 1000),
         ("2.5e3", 2500),
         ("1e+3", 1000),
-        pytest.param("2.5e+3", 2500, marks=pytest.mark.xfail(strict=True, reason="YAML's own float comes first")),
+        ("2.5e+3", 2500),
     ],
 )
 def test_whole_number_however_written(file: Path, written: str, value: int) -> None:
@@ -217,7 +217,6 @@ def test_python_tag_is_refused_and_not_run(file: Path, tmp_path: Path, tag: str)
     assert not target.exists()
 
 
-@pytest.mark.xfail(strict=True, reason="PyYAML constructors raise KeyError, IndexError, TypeError, AttributeError")
 @pytest.mark.parametrize(
     "text",
     [
@@ -232,13 +231,11 @@ def test_tag_on_the_wrong_kind_of_value(file: Path, text: str) -> None:
     refusal(file, text)
 
 
-@pytest.mark.xfail(strict=True, reason="_describe drops every step with '[', the user's own key too")
 @pytest.mark.parametrize(("text", "key"), [("a[b: 1", "a[b"), (VALID + "data: {'k[0]': 1}", "data.k[0]")])
 def test_key_with_a_bracket_is_named(file: Path, text: str, key: str) -> None:
     assert f"unknown key '{key}'" in refusal(file, text)
 
 
-@pytest.mark.xfail(strict=True, reason="repr of an int above sys.get_int_max_str_digits() raises ValueError")
 def test_huge_number(file: Path) -> None:
     refusal(file, matrix(f"seq_length: -0x{'f' * 4000}"))
 
@@ -270,7 +267,7 @@ def test_all_mistakes_are_reported_at_once(file: Path) -> None:
         "matrix: {model: &x [*x], strategy: z2}",
         "&a {matrix: *a}",
         "&a [*a]",
-        bomb(4, 4),
+        bomb(4, 4) + "matrix: {model: *bomb, strategy: z2}",
     ],
     ids=["lists", "mappings", "own model", "own list", "own matrix", "own document", "bomb"],
 )
@@ -278,17 +275,16 @@ def test_recursion_and_aliases_end_in_a_message(file: Path, text: str) -> None:
     refusal(file, text)
 
 
-@pytest.mark.xfail(strict=True, reason="the whole value goes into the message: an alias bomb fills the memory")
-def test_message_does_not_unfold_an_alias_bomb(file: Path) -> None:
-    assert len(refusal(file, bomb(6, 8))) < 20_000
+@pytest.mark.parametrize("axes", ["model: *bomb, strategy: z2", "model: gpt2, strategy: *bomb"])
+def test_message_does_not_unfold_an_alias_bomb(file: Path, axes: str) -> None:
+    assert len(refusal(file, f"{bomb(5, 8)}matrix: {{{axes}}}")) < 20_000
 
 
 WORDS = [
     *(key for model in (Scenario, Matrix, Rule, Data, Optimizer) for key in model.model_fields),
     *("llama-tiny", "z2", "ddp", "text", "AdamW", "bf16", "stage", "overlap_comm", "reduce_bucket_size"),
 ]
-# Brackets in a key and tags have tests of their own, above.
-word = st.sampled_from(WORDS) | st.text(st.characters(exclude_characters="[", codec="utf-8"), max_size=8)
+word = st.sampled_from(WORDS) | st.text(st.characters(codec="utf-8"), max_size=8)
 scalar = st.none() | st.booleans() | st.integers() | st.floats() | st.dates() | st.binary(max_size=4) | word
 value = st.recursive(
     scalar,
@@ -318,7 +314,7 @@ def test_any_mapping_is_a_scenario_or_a_scenario_error(tmp_path: Path, data: dic
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(text=st.text("matrix: {},-&*?|>'\"#\n\t0e", max_size=40))
+@given(text=st.text("matrix: {}[],-&*?|>'\"#\n\t0e", max_size=40))
 def test_any_text_is_a_scenario_or_a_scenario_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(ScenarioError):
         load(tmp_path / "any.yaml", text)

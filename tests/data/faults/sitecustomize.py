@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import time
+from pathlib import Path
 
 
 def _raise_in_rank_1(rank):
@@ -25,8 +26,7 @@ def _sleep(rank):
 
 
 def _limit_memory(rank):
-    with open("/proc/self/statm") as stream:
-        used = int(stream.read().split()[0]) * resource.getpagesize()
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 2**20,) * 2)
 
 
