@@ -1,5 +1,6 @@
 """The matrix, end to end: what is left to measure, launched cell by cell, each one a record when it ends."""
 
+import contextlib
 import shutil
 import sys
 from dataclasses import dataclass
@@ -173,6 +174,8 @@ def run_matrix(
                     progress.end(record)
                 write_record(run, record)
                 records[job.name] = record
+        with contextlib.suppress(OSError):
+            (run / "work").rmdir()
     return run, [records[job.name] for job in jobs]
 
 

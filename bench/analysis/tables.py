@@ -72,36 +72,34 @@ METRICS = (
 )
 
 
+def _good(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows whose numbers may be shown: completed, and not known to be wrong."""
+    return rows[(rows["status"] == "completed") & (rows["validity"] != "invalid")]
+
+
 def _combined(rows: pd.DataFrame, column: str) -> float | None:
-    """Return the median over the repeats of one cell, ``None`` when no repeat was completed."""
+    """Return the median over the repeats of one cell, ``None`` when none of them has the number."""
     if column not in rows or rows[column].isna().all():
         return None
     return float(rows[column].median())
 
 
-def _word(rows: pd.DataFrame) -> str:
-    """Return the statuses of a cell that has no number, and a mark for a number that may not be trusted."""
-    return "/".join(dict.fromkeys(rows["status"]))
-
-
-def _mark(rows: pd.DataFrame) -> str:
-    verdicts = set(rows.loc[rows["status"] == "completed", "validity"])
-    mark = "".join(sign for verdict, sign in (("suspect", "?"), ("invalid", "!")) if verdict in verdicts)
-    failed = int((rows["status"] != "completed").sum())
-    return mark + (f" ({failed} of {len(rows)} {_word(rows[rows['status'] != 'completed'])})" if failed else "")
-
-
 def _entry(metric: Metric, rows: pd.DataFrame, base: float | None) -> list[str]:
-    value = _combined(rows, metric.column)
+    """Return number (or word), ratio to the baseline, and the metric's third column, for one cell's repeats."""
+    good, bad = _good(rows), rows.drop(_good(rows).index)
+    # A row that is completed and yet not good is invalid; that is the word for it.
+    words = "/".join(dict.fromkeys(bad["status"].replace("completed", "invalid"))) or "not run"
+    value = _combined(good, metric.column)
     theory = _combined(rows, metric.theory) if metric.theory else None
     if value is None:
-        shown = [_word(rows) if len(rows) else "", ""]
+        shown = [words, ""]
     else:
-        ratio = "" if not base else f"{value / base:.2f}x"
-        shown = [metric.write(value) + _mark(rows), ratio]
+        mark = "?" if "suspect" in set(good["validity"]) else ""
+        some = f" ({len(bad)} of {len(rows)} {words})" if len(bad) else ""
+        shown = [metric.write(value) + mark + some, f"{value / base:.2f}x" if base else ""]
     if metric.theory:
         return [*shown, "" if theory is None else metric.write(theory)]
-    step, spread = _combined(rows, "step_time_s"), _combined(rows, "step_time_iqr_s")
+    step, spread = _combined(good, "step_time_s"), _combined(good, "step_time_iqr_s")
     return [*shown, "" if step is None or spread is None else f"{step * 1e3:,.0f} ± {spread * 1e3:,.0f}"]
 
 
@@ -114,7 +112,7 @@ def _table(metric: Metric, title: str, group: pd.DataFrame) -> Table:
         row = [strategy]
         for n in counts:
             column = group[group["world_size"] == n]
-            base = _combined(column[column["strategy"] == BASELINE], metric.column)
+            base = _combined(_good(column[column["strategy"] == BASELINE]), metric.column)
             row += _entry(metric, column[column["strategy"] == strategy], base)
         rows.append(row)
     return Table(title, metric.title, header, rows)
@@ -185,8 +183,8 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         lines.append(f"{unchecked} rows are unchecked: no reference run has compared their loss and gradients.")
     doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
     for (verdict, reasons), group in doubtful.groupby(["validity", "validity_reasons"], sort=False):
-        mark = "?" if verdict == "suspect" else "!"
-        lines.append(f"{mark} {verdict}: {reasons} [{', '.join(group['label'])}]")
+        mark = "? " if verdict == "suspect" else ""
+        lines.append(f"{mark}{verdict}: {reasons} [{', '.join(group['label'])}]")
     failed = frame[frame["status"] != "completed"]
     for (status, reason), group in failed.groupby(["status", "reason"], sort=False):
         lines.append(f"{status}: {reason} [{', '.join(group['label'])}]")

@@ -1,0 +1,113 @@
+from pathlib import Path
+
+import pytest
+
+from bench.analysis.frame import frame
+from bench.analysis.tables import footers, markdown, tables
+from bench.record import parse_record
+
+V1 = Path(__file__).parents[1] / "data" / "records" / "v1-completed.json"
+
+
+@pytest.fixture
+def record():
+    return parse_record(V1.read_text(), str(V1))
+
+
+def row(record, strategy, world_size, tokens=None, repeat=0, **changes):
+    """Return a record of another cell: with ``tokens`` per second and GPU, or failed with ``changes``."""
+    cell = record.cell.model_copy(update={"strategy": strategy, "world_size": world_size})
+    new = {"cell": cell, "cell_id": cell.cell_id, "label": cell.label, "repeat": repeat} | changes
+    if tokens is None:
+        new |= {"timing": None, "throughput": None, "memory": None, "comm": None}
+    else:
+        new["throughput"] = record.throughput.model_copy(update={"tokens_per_second_per_gpu": tokens})
+    return record.model_copy(update=new)
+
+
+def cells(records, title="Throughput"):
+    """Return {strategy: {column: text}} of the one table called ``title``."""
+    (table,) = [t for t in tables(frame(records), "gradient_accumulation_steps") if t.title == title]
+    names = [f"{table.header[1 + i // 3 * 3]} {name}" for i, name in enumerate(table.header[1:])]
+    return {line[0]: dict(zip(names, line[1:], strict=True)) for line in table.rows}
+
+
+def test_strategies_go_down_in_stage_order_and_gpu_counts_across(record):
+    records = [row(record, s, n, 100.0) for s in ("z3", "ddp", "z0") for n in (2, 1)]
+    found = cells(records)
+    assert list(found) == ["ddp", "z0", "z3"]
+    assert [name for name in found["z0"] if name.count("N=") == 2] == ["N=1 N=1", "N=2 N=2"]
+
+
+def test_ratios_are_to_z0_at_the_same_gpu_count(record):
+    found = cells([row(record, "z0", 1, 100.0), row(record, "z0", 2, 50.0), row(record, "z3", 2, 25.0)])
+    assert found["z3"]["N=2 vs z0"] == "0.50x"
+    assert found["z0"]["N=1 vs z0"] == "1.00x"
+    assert found["z3"]["N=1 N=1"] == "not run"
+
+
+def test_without_a_z0_row_there_is_no_ratio(record):
+    found = cells([row(record, "z1", 2, 50.0), row(record, "z0", 2, status="oom", reason="x")])
+    assert found["z1"]["N=2 vs z0"] == ""
+
+
+@pytest.mark.parametrize(
+    "status", ["oom", "timeout", "crashed", "config_error", "unsupported", "silent_exit", "skipped"]
+)
+def test_a_failure_is_a_word_in_its_place_and_its_reason_in_the_footer(record, status):
+    records = [row(record, "z0", 2, 50.0), row(record, "z1", 2, status=status, reason="because of this")]
+    for title in ("Throughput", "Peak memory", "Traffic"):
+        assert cells(records, title)["z1"]["N=2 N=2"] == status
+    notes = footers(frame(records), {})
+    assert any(note.startswith(f"{status}: because of this") and records[1].label in note for note in notes)
+
+
+def test_repeats_are_combined_by_their_median_and_failed_ones_are_counted(record):
+    records = [row(record, "z0", 2, tokens, repeat) for repeat, tokens in enumerate([10.0, 1000.0, 20.0])]
+    assert cells(records)["z0"]["N=2 N=2"] == "20"
+    records.append(row(record, "z0", 2, repeat=3, status="timeout", reason="x"))
+    assert cells(records)["z0"]["N=2 N=2"] == "20 (1 of 4 timeout)"
+
+
+def test_an_invalid_row_shows_no_number_and_is_no_baseline(record):
+    wrong = row(record, "z0", 2, 50.0, validity="invalid", validity_reasons=["the loss is not finite"])
+    found = cells([wrong, row(record, "z1", 2, 50.0)])
+    assert found["z0"]["N=2 N=2"] == "invalid"
+    assert found["z0"]["N=2 ms"] == ""
+    assert found["z1"]["N=2 vs z0"] == ""
+
+
+def test_a_suspect_row_is_marked_and_explained(record):
+    doubtful = row(record, "z0", 2, 50.0, validity="suspect", validity_reasons=["4 ranks on 2 cores"])
+    assert cells([doubtful])["z0"]["N=2 N=2"] == "50?"
+    assert any(note.startswith("? suspect: 4 ranks on 2 cores") for note in footers(frame([doubtful]), {}))
+
+
+def test_rows_that_differ_in_another_setting_never_share_a_table(record):
+    longer = record.cell.model_copy(update={"seq_length": 4096})
+    other = record.model_copy(update={"cell": longer, "cell_id": longer.cell_id, "label": longer.label})
+    found = tables(frame([record, other]), "gradient_accumulation_steps")
+    assert len(found) == 6
+    assert len({table.group for table in found}) == 2
+
+
+def test_the_footers_define_every_metric_and_say_what_kind_of_number_it_is(record):
+    notes = " ".join(footers(frame([record]), {"reduce_bucket_size": 400000}))
+    for word in ("Throughput:", "Peak memory:", "Traffic:", "measured, on cpu", "MiB", "reduce_bucket_size 400000"):
+        assert word in notes
+    assert "No multi-GPU row has been measured here" in notes
+    assert "unchecked" in notes
+
+
+def test_a_run_of_failures_only_still_makes_tables(record):
+    records = [row(record, "z0", 9, status="skipped", reason="too many", device_name=None)]
+    text = markdown(tables(frame(records), "gradient_accumulation_steps"), footers(frame(records), {}))
+    assert "| z0" in text
+    assert "skipped: too many" in text
+
+
+def test_markdown_has_one_heading_per_group_and_pipes_line_up(record):
+    text = markdown(tables(frame([record]), "gradient_accumulation_steps"), ["a note"])
+    assert text.count("\n## ") + text.startswith("## ") == 1
+    assert text.count("### ") == 3
+    assert text.endswith("- a note\n")
