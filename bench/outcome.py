@@ -32,7 +32,7 @@ CONTROL_ELEMENTS = 8
 LOG_TAIL_LINES = 40
 
 
-def _timing(cell: Cell, ranks: list[dict[str, Any]]) -> Timing:
+def _timing(cell: Cell, ranks: list[dict[str, Any]], device: str, num_cores: int) -> Timing:
     walls, cpus = ([rank[key] for rank in ranks] for key in ("step_times_s", "step_thread_cpu_s"))
     slowest = [max(step) for step in zip(*walls, strict=True)]
     quartiles = statistics.quantiles(slowest, n=4) if len(slowest) > 1 else [slowest[0]] * 3
@@ -43,6 +43,9 @@ def _timing(cell: Cell, ranks: list[dict[str, Any]]) -> Timing:
         step_thread_cpu_s=statistics.median(max(step) for step in zip(*cpus, strict=True)),
         step_times_s=walls,
         step_thread_cpu_times_s=cpus,
+        suspect_reasons=[f"{cell.world_size} ranks share {num_cores} cores"]
+        if device == "cpu" and cell.world_size > num_cores
+        else [],
     )
 
 
@@ -129,7 +132,6 @@ def _validity(
     result: dict[str, Any],
     losses: list[float | None],
     expected_params: int | None,
-    num_cores: int,
 ) -> tuple[Validity, list[str]]:
     """Judge what can be judged without a reference run; the best verdict so far is ``unchecked``."""
     invalid, suspect = [], []
@@ -142,8 +144,6 @@ def _validity(
         suspect.append(f"the model has {result['num_params']} parameters, its configuration says {expected_params}")
     if not all(rank["steady"] for rank in result["ranks"]):
         suspect.append("two counted steps moved different bytes")
-    if cell.world_size > num_cores and result["memory_kind"] != "CUDA caching allocator":
-        suspect.append(f"{cell.world_size} ranks on {num_cores} cores: times are not comparable")
     if invalid or suspect:
         return ("invalid" if invalid else "suspect"), invalid + suspect
     return "unchecked", ["loss and gradients were not compared with a reference run"]
@@ -249,8 +249,8 @@ def outcome(
     ranks = result["ranks"]
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
-    timing = _timing(cell, ranks)
-    validity, reasons = _validity(cell, result, losses, params.total if params else None, num_cores)
+    timing = _timing(cell, ranks, device, num_cores)
+    validity, reasons = _validity(cell, result, losses, params.total if params else None)
     return record.model_copy(
         update={
             "num_params": result["num_params"],

@@ -27,6 +27,7 @@ class Timing(_Model):
 
     ``step_time_s`` is the median over steps of the slowest rank's wall time; ``step_time_iqr_s`` is the distance
     between the quartiles of the same. ``step_thread_cpu_s`` treats CPU time of the driving thread alike.
+    ``suspect_reasons`` says why the times, and only they, are not to be compared.
     """
 
     warmup_steps: int
@@ -35,6 +36,7 @@ class Timing(_Model):
     step_thread_cpu_s: float
     step_times_s: list[list[float]]
     step_thread_cpu_times_s: list[list[float]]
+    suspect_reasons: list[str] = []
 
 
 class Throughput(_Model):

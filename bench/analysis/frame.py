@@ -51,6 +51,7 @@ def _row(record: Record) -> dict[str, Any]:
     }
     if record.timing:
         row |= record.timing.model_dump(include={"step_time_s", "step_time_iqr_s", "step_thread_cpu_s"})
+        row["timing_suspect_reasons"] = "; ".join(record.timing.suspect_reasons)
     if record.throughput:
         row |= record.throughput.model_dump()
     if record.memory:

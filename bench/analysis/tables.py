@@ -94,7 +94,8 @@ def _entry(metric: Metric, rows: pd.DataFrame, base: float | None) -> list[str]:
     if value is None:
         shown = [words, ""]
     else:
-        mark = "?" if "suspect" in set(good["validity"]) else ""
+        late = metric.theory is None and good["timing_suspect_reasons"].astype(bool).any()
+        mark = "?" if late or "suspect" in set(good["validity"]) else ""
         some = f" ({len(bad)} of {len(rows)} {words})" if len(bad) else ""
         shown = [metric.write(value) + mark + some, f"{value / base:.2f}x" if base else ""]
     if metric.theory:
@@ -181,6 +182,12 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
     unchecked = int(((frame["status"] == "completed") & (frame["validity"] == "unchecked")).sum())
     if unchecked:
         lines.append(f"{unchecked} rows are unchecked: no reference run has compared their loss and gradients.")
+    if "timing_suspect_reasons" in frame:
+        late = frame[frame["timing_suspect_reasons"].fillna("").astype(bool)]
+        lines += [
+            f"? times are suspect: {why} [{', '.join(group['label'])}]"
+            for why, group in late.groupby("timing_suspect_reasons", sort=False)
+        ]
     doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
     for (verdict, reasons), group in doubtful.groupby(["validity", "validity_reasons"], sort=False):
         mark = "? " if verdict == "suspect" else ""

@@ -83,6 +83,14 @@ def test_a_suspect_row_is_marked_and_explained(record):
     assert any(note.startswith("? suspect: 4 ranks on 2 cores") for note in footers(frame([doubtful]), {}))
 
 
+def test_suspect_times_mark_the_throughput_and_not_the_bytes(record):
+    timing = record.timing.model_copy(update={"suspect_reasons": ["4 ranks share 2 cores"]})
+    crowded = row(record, "z0", 2, 50.0, timing=timing)
+    assert cells([crowded])["z0"]["N=2 N=2"] == "50?"
+    assert "?" not in cells([crowded], "Traffic")["z0"]["N=2 N=2"]
+    assert any(note.startswith("? times are suspect: 4 ranks share 2 cores") for note in footers(frame([crowded]), {}))
+
+
 def test_rows_that_differ_in_another_setting_never_share_a_table(record):
     longer = record.cell.model_copy(update={"seq_length": 4096})
     other = record.model_copy(update={"cell": longer, "cell_id": longer.cell_id, "label": longer.label})
