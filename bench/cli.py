@@ -99,14 +99,18 @@ def run_command(
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
-    run, records = run_matrix(
-        scenario,
-        results=results,
-        only=only or [],
-        fresh=fresh,
-        cpu_slots=cpu_slots,
-        console=console,
-    )
+    try:
+        run, records = run_matrix(
+            scenario,
+            results=results,
+            only=only or [],
+            fresh=fresh,
+            cpu_slots=cpu_slots,
+            console=console,
+        )
+    except KeyboardInterrupt:
+        print("interrupted: finished cells are kept, the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
     show_tables(run, console)
     if any(record.status not in ("completed", "oom", "unsupported", "skipped") for record in records):
         raise typer.Exit(1)
@@ -144,9 +148,6 @@ def main() -> None:
     except BenchError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted: finished cells are kept, the same command goes on from there", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)

@@ -19,13 +19,16 @@ def measure(path, fault=None):
 
 
 def test_a_crash_in_rank_1_is_named_with_the_first_exception(scenario_file):
-    done, record = measure(scenario_file({"strategy": "z1", "world_size": 2}), fault="raise")
+    path = scenario_file({"strategy": "z1", "world_size": 2})
+    done, record = measure(path, fault="raise")
     assert done.returncode == 1
     assert record.status == "crashed"
     assert record.failure.rank == 1
     assert record.failure.activity == "counting pass"
     assert record.reason == "rank 1, counting pass: RuntimeError: injected: rank 1 gives up"
-    assert any("injected: rank 1 gives up" in line for line in record.launch.log_tail)
+    assert "injected: rank 1 gives up" in record.failure.traceback[-1]
+    assert record.launch.log_tail
+    assert "injected: rank 1 gives up" in (path.parent / "runs" / path.stem / record.launch.log).read_text()
     assert record.timing is None
     assert "crashed" in done.stdout
 
