@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.environment import fingerprint
 from bench.launch.deepspeed import command, environment
+from bench.launch.extensions import folder
 from bench.plan import Cell
 
 PAIRS = 40
@@ -36,8 +38,11 @@ def test_timed_pass_costs_what_a_bare_loop_costs(benchmark, tmp_path, strategy):
     argv += [str(Path(__file__).with_name("fidelity_ranks.py")), str(tmp_path / "cell.json"), str(PAIRS)]
     argv += [str(tmp_path / "pairs.json")]
 
+    stack = fingerprint()["stack"]
+    env = environment("cpu", folder({name: stack[name] for name in ("python", "torch", "deepspeed")}))
+
     def launch():
-        subprocess.run(argv, env=environment("cpu", None) | {"OMP_NUM_THREADS": "1"}, check=True, timeout=1200)
+        subprocess.run(argv, env=env, check=True, timeout=1200)
 
     benchmark.pedantic(launch, rounds=1)
     ranks = json.loads((tmp_path / "pairs.json").read_text())
