@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.cell import Cell
 from bench.errors import StoreError
 from bench.models.counts import flops_per_token
-from bench.plan import Cell
 from bench.record import Record
 from bench.store import read_records
 

@@ -1,20 +1,19 @@
-"""What the ranks left behind + what the parent saw -> the record of a cell. Decides the status."""
+"""What the ranks left behind + what the parent saw -> the record of a cell."""
 
 import json
 import math
-import signal
 import statistics
 from pathlib import Path
 from typing import Any
 
 from bench import wire
+from bench.cell import Cell
 from bench.hardware import peak_tflops
 from bench.models.counts import FLOPS_CONVENTION, ParamCount, flops_per_token
-from bench.plan import Cell, PlannedCell
+from bench.plan import PlannedCell
 from bench.record import (
     Collective,
     Comm,
-    Failure,
     Launch,
     Memory,
     RankMemory,
@@ -25,6 +24,7 @@ from bench.record import (
     Timing,
     Validity,
 )
+from bench.status import judge_launch
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
 # A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
@@ -149,49 +149,6 @@ def _validity(
     return "unchecked", ["loss and gradients were not compared with a reference run"]
 
 
-def _first_failure(work: Path) -> dict[str, Any] | None:
-    failures = []
-    for path in work.glob("failure.rank*.json"):
-        try:
-            failures.append(json.loads(path.read_text()))
-        except ValueError:  # the rank died while writing it
-            continue
-    return min(failures, key=lambda failure: failure["time"], default=None)
-
-
-def _signal_name(status: int) -> str | None:
-    # The launcher passes on a rank's negative exit status as that number modulo 256.
-    try:
-        # 255 is far more often a plain exit(-1) than a rank ended by SIGHUP.
-        return None if status == 255 else signal.Signals(256 - status if status > 128 else -status).name
-    except ValueError:
-        return None
-
-
-def _status(work: Path, exit_status: int | None, timeout_s: float) -> tuple[Status, str | None, Failure | None]:
-    """Decide from files first; an exit status alone never means success."""
-    first = _first_failure(work)
-    failure = (
-        Failure(**{key: first[key] for key in ("rank", "activity", "type", "message", "traceback")}) if first else None
-    )
-    if exit_status is None:
-        return "timeout", f"not done after {timeout_s:g} s, killed", failure
-    if first is not None:
-        lines = first["message"].strip().splitlines() or [""]
-        return (
-            first["status"],
-            f"rank {first['rank']}, {first['activity']}: {first['type']}: {lines[0]}",
-            failure,
-        )
-    if exit_status != 0:
-        name = _signal_name(exit_status)
-        cause = f"killed by {name}" if name else f"exit status {exit_status}"
-        return "crashed", f"a rank ended without a word: {cause}; see the log", None
-    if not (work / "result.json").is_file():
-        return "silent_exit", "exit status 0, but rank 0 left no result", None
-    return "completed", None, None
-
-
 def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
     """Return the row of a cell that the plan refuses."""
     return _blank(planned.cell, planned.params, repeat, device, "skipped", planned.skip_reason)
@@ -239,7 +196,7 @@ def outcome(
 ) -> Record:
     """Return the record of a launched cell, from the files in ``work`` and how the launch ended."""
     cell, params = planned.cell, planned.params
-    status, reason, failure = _status(work, launch.exit_status, timeout_s)
+    status, reason, failure = judge_launch(work, launch.exit_status, timeout_s)
     record = _blank(cell, params, repeat, device, status, reason)
     launch = launch.model_copy(update={"log_tail": _tail(log) if status != "completed" else []})
     record = record.model_copy(update={"launch": launch, "failure": failure})

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from bench.cell import Cell
 from bench.errors import StoreError
-from bench.plan import Cell
 
 SCHEMA_VERSION = 1
 

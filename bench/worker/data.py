@@ -9,7 +9,7 @@ import hashlib
 import torch
 
 from bench import corpus
-from bench.plan import Cell
+from bench.cell import Cell
 
 
 def _generator(*key: int) -> torch.Generator:

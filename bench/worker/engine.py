@@ -7,7 +7,7 @@ import deepspeed
 import torch
 from torch import nn
 
-from bench.plan import Cell
+from bench.cell import Cell
 from bench.worker.ddp import DDPEngine
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import STRATEGIES

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.measure.clock import StepTimes, timed_step
 from bench.measure.comm import Collective, CollectiveRecorder
 from bench.measure.memory import MemoryMeter
-from bench.plan import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.worker.data import micro_batches
 
 

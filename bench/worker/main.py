@@ -31,9 +31,9 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     import torch.distributed as dist
     from deepspeed.accelerator import get_accelerator
 
+    from bench.cell import Cell
     from bench.environment import cpu_name
     from bench.measure.memory import host_peak_rss_bytes, memory_meter
-    from bench.plan import Cell
     from bench.worker.engine import build_engine, effective_settings, zero_config
     from bench.worker.failure import UnsupportedError
     from bench.worker.loop import Loop

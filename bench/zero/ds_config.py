@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.plan import Cell
+from bench.cell import Cell
 from bench.zero.stages import STRATEGIES
 
 

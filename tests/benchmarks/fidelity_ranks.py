@@ -15,9 +15,9 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
+from bench.cell import Cell
 from bench.measure.memory import memory_meter
 from bench.models.catalog import load_config
-from bench.plan import Cell
 from bench.worker.engine import build_engine, zero_config
 from bench.worker.loop import Loop
 from bench.worker.model import DTYPES, build_model

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.cell import Cell
 from bench.environment import fingerprint
 from bench.launch.deepspeed import command, environment
 from bench.launch.extensions import folder
-from bench.plan import Cell
 
 PAIRS = 40
 STEPS = 5

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from bench.cell import Cell
 from bench.models.catalog import load_config
-from bench.plan import Cell
 
 pytestmark = pytest.mark.ranks
 

@@ -1,6 +1,6 @@
 import torch
 
-from bench.plan import Cell
+from bench.cell import Cell
 from bench.scenario import Data
 from bench.worker.data import micro_batches
 

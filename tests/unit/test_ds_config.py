@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.plan import Cell
+from bench.cell import Cell
 from bench.scenario import Optimizer
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3, zero_keys

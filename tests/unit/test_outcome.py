@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from bench.cell import Cell
 from bench.hardware import peak_tflops
 from bench.models.catalog import load_config
 from bench.models.counts import flops_per_token
 from bench.outcome import comm, outcome, skipped, throughput
-from bench.plan import Cell, PlannedCell, Resources, plan
+from bench.plan import PlannedCell, Resources, plan
 from bench.record import Launch, Record
 from bench.scenario import Scenario
 from bench.store import read_records, write_record

@@ -3,10 +3,11 @@ from typing import Any
 
 import pytest
 
+from bench.cell import Cell
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config
 from bench.models.counts import count_params
-from bench.plan import Cell, PlannedCell, Resources, plan, select, unused_rules
+from bench.plan import PlannedCell, Resources, plan, select, unused_rules
 from bench.scenario import Data, Optimizer, Scenario
 
 LARGE = Resources(device="cpu", slots=64, memory_bytes=2**40, shared=True)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bench import record as record_module
+from bench.cell import Cell
 from bench.errors import StoreError
-from bench.plan import Cell
 from bench.record import Record, parse_record
 from bench.store import (
     MANIFEST_VERSION,

@@ -1,0 +1,86 @@
+"""The cell: the requested settings of one row, and the names by which it is found."""
+
+import hashlib
+import json
+from fnmatch import fnmatchcase
+
+from pydantic import BaseModel, ConfigDict
+
+from bench.corpus import digest
+from bench.models.catalog import content_key
+from bench.scenario import Data, Dtype, Optimizer
+
+# The counting pass. Stage 3 records the order of its modules in the first two steps and prefetches from the
+# third on; Adam's states exist from the first. Two counted steps show that the state is steady: their traffic
+# must agree.
+SETTLING_STEPS = 3
+COUNTED_STEPS = 2
+
+
+class Cell(BaseModel):
+    """The requested settings of one row. Equal cells on any machine have equal ``cell_id``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str
+    strategy: str
+    world_size: int = 1
+    num_nodes: int = 1
+    train_micro_batch_size_per_gpu: int = 1
+    gradient_accumulation_steps: int = 1
+    seq_length: int = 128
+    dtype: Dtype = "bf16"
+    activation_checkpointing: bool = False
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    zero_optimization: dict[str, bool | int] = {}
+    seed: int = 0
+    warmup_steps: int = 3
+    steps: int = 10
+
+    @property
+    def train_batch_size(self) -> int:
+        """Sequences per optimizer step over all GPUs: micro batch x accumulation x GPUs."""
+        return self.train_micro_batch_size_per_gpu * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of one launch: counting pass, warm-up and timed."""
+        return SETTLING_STEPS + COUNTED_STEPS + self.warmup_steps + self.steps
+
+    @property
+    def model_name(self) -> str:
+        """The model without the folders of a local path or the organisation of a hub id."""
+        return self.model.rstrip("/").split("/")[-1]
+
+    @property
+    def label(self) -> str:
+        """A readable name, unique within most scenarios: ``llama-tiny/z2/w2/mbs4/gas1/s128/bf16``."""
+        parts = [
+            self.model_name,
+            self.strategy,
+            f"w{self.world_size}" + (f"n{self.num_nodes}" if self.num_nodes > 1 else ""),
+            f"mbs{self.train_micro_batch_size_per_gpu}",
+            f"gas{self.gradient_accumulation_steps}",
+            f"s{self.seq_length}",
+            self.dtype,
+        ]
+        return "/".join(parts) + ("/ckpt" if self.activation_checkpointing else "")
+
+    @property
+    def cell_id(self) -> str:
+        """12 hex digits of the SHA-256 of the non-default settings, with file content in place of paths.
+
+        A field added later with a default changes no id; tests/unit/test_plan.py holds golden values.
+        """
+        settings = self.model_dump(mode="json", exclude_defaults=True)
+        settings |= {"model": content_key(self.model), "strategy": self.strategy}
+        if self.data.path is not None:
+            settings["data"]["path"] = digest(self.data.path)
+        canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def matches(self, glob: str) -> bool:
+        """Whether ``glob`` matches the id, the label, the model, the strategy or any one part of the label."""
+        names = {self.cell_id, self.label, self.model, self.strategy, *self.label.split("/")}
+        return any(fnmatchcase(name, glob) for name in names)
