@@ -153,6 +153,9 @@ def tables(frame: pd.DataFrame, batch_key: str) -> list[Table]:
 def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]:
     """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
     lines = [f"{metric.title}: {metric.definition}." for metric in METRICS]
+    lines.append(
+        f"'vs {BASELINE}' is the ratio to the {BASELINE} row at the same N. Rows of one N have one global batch."
+    )
     kinds = " and ".join(sorted(frame["provenance"].unique()))
     devices = ", ".join(sorted(frame["device"].unique()))
     lines.append(

@@ -1,13 +1,15 @@
 """The timed pass has no instrument in it: looked at from inside a real rank, while the clock runs."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 
 from bench.cell import Cell
+from bench.environment import fingerprint
+from bench.launch.deepspeed import environment
+from bench.launch.extensions import folder
 from bench.models.catalog import load_config
 
 pytestmark = pytest.mark.ranks
@@ -59,9 +61,10 @@ def test_no_mode_hook_or_profiler_is_active_while_steps_are_timed(tmp_path, stra
     job = {"cell": cell.model_dump(mode="json"), "model_config": load_config(cell.model), "device": "cpu"}
     (tmp_path / "job.json").write_text(json.dumps(job))
     (tmp_path / "probe.py").write_text(PROBE)
-    env = dict(os.environ) | {
+    stack = fingerprint()["stack"]
+    env = environment("cpu", folder({name: stack[name] for name in ("python", "torch", "deepspeed")})) | {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0", "DS_ACCELERATOR": "cpu",
+        "MASTER_PORT": "0",
     }  # fmt: skip
     argv = [sys.executable, tmp_path / "probe.py", tmp_path / "job.json", tmp_path / "seen.json"]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)

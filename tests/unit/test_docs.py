@@ -1,0 +1,48 @@
+import json
+import re
+from pathlib import Path
+
+import yaml
+
+from bench import __version__
+from bench.analysis.frame import frame
+from bench.cell import Cell
+from bench.record import Record, parse_record
+from bench.scenario import Scenario
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_committed_schema_is_that_of_the_code():
+    """Mend with: python -m bench.record > docs/record.schema.json."""
+    assert json.loads((ROOT / "docs" / "record.schema.json").read_text()) == Record.model_json_schema()
+
+
+def test_the_example_in_the_readme_is_a_scenario():
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    example = example.replace("5e8", "500000000")  # plain YAML reads it as text; zerostage's loader does not
+    assert Scenario.model_validate(yaml.safe_load(example))
+
+
+def test_the_readme_names_every_setting_of_a_scenario():
+    readme = (ROOT / "README.md").read_text()
+    for name in [*Scenario.model_fields, *Scenario.model_fields["matrix"].annotation.model_fields]:
+        if name != "description":
+            assert name in readme, name
+
+
+def test_every_column_of_the_frame_is_in_the_documents():
+    path = ROOT / "tests" / "data" / "records" / "v1-completed.json"
+    text = (ROOT / "docs" / "metrics.md").read_text()
+    missing = [name for name in frame([parse_record(path.read_text(), str(path))]).columns if name not in text]
+    assert missing == []
+
+
+def test_versions_agree():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == __version__
+
+
+def test_the_shipped_defaults_of_a_cell_are_those_of_a_scenario():
+    """A default that differed would change the id of every cell that leaves the setting out."""
+    for name in ("data", "optimizer", "seed", "warmup_steps", "steps"):
+        assert Cell.model_fields[name].default == Scenario.model_fields[name].default, name
