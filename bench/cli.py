@@ -98,7 +98,8 @@ def run_command(
         show_commands(scenario, only or [], cpu_slots, console)
         return
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, a closed terminal is no reason to stop
+            signal.signal(number, signal.default_int_handler)
     try:
         run, records = run_matrix(
             scenario,

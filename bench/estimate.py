@@ -18,12 +18,12 @@ ASSUMED_TFLOPS = {"cpu": 0.01, "cuda": 50.0}
 
 @dataclass(frozen=True)
 class History:
-    """Wall seconds of finished launches by cell, and the typical start-up and rate that they show."""
+    """Wall seconds of finished launches by cell, and the typical start-up and rate (by dtype) that they show."""
 
     wall_s: dict[str, float]
     launch_s: float
-    tflops: float
-    assumed: bool
+    tflops: dict[str, float]
+    device: str
 
 
 def history(results: Path, device: str) -> History:
@@ -35,18 +35,19 @@ def history(results: Path, device: str) -> History:
         except StoreError:
             continue
     walls = {r.cell_id: r.launch.wall_time_s for r in records if r.launch}
-    starts, rates = [], []
+    starts: list[float] = []
+    rates: dict[str, list[float]] = {}
     for record in records:
         if record.launch and record.timing and record.throughput:
             steps_s = record.cell.total_steps * record.timing.step_time_s
             starts.append(max(0.0, record.launch.wall_time_s - steps_s))
             if record.throughput.tflops_per_gpu:
-                rates.append(record.throughput.tflops_per_gpu)
+                rates.setdefault(record.cell.dtype, []).append(record.throughput.tflops_per_gpu)
     return History(
         walls,
         statistics.median(starts) if starts else ASSUMED_LAUNCH_S,
-        statistics.median(rates) if rates else ASSUMED_TFLOPS[device],
-        not (starts and rates),
+        {dtype: statistics.median(seen) for dtype, seen in rates.items()},
+        device,
     )
 
 
@@ -55,4 +56,5 @@ def seconds(cell: Cell, config: dict[str, Any], known: History) -> float:
     if cell.cell_id in known.wall_s:
         return known.wall_s[cell.cell_id]
     flops = (flops_per_token(config, cell.seq_length) or 0.0) * cell.seq_length * cell.train_batch_size
-    return known.launch_s + cell.total_steps * flops / cell.world_size / (known.tflops * 1e12)
+    tflops = known.tflops.get(cell.dtype, ASSUMED_TFLOPS[known.device])
+    return known.launch_s + cell.total_steps * flops / cell.world_size / (tflops * 1e12)

@@ -38,7 +38,8 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
     launched = [entry.cell for entry in chosen if entry.skip_reason is None]
     known = estimate.history(results, offer.device)
     total = sum(estimate.seconds(cell, load_config(cell.model), known) for cell in launched) * scenario.repeat
-    basis = "assumed start-up and speed" if known.assumed else "what earlier runs here took"
+    # Only the run folders under --results are looked at.
+    basis = "what earlier runs here took" if known.wall_s else "an assumed start-up and speed"
     console.print(
         f"{len(chosen)} cells x {scenario.repeat} launches, {len(chosen) - len(launched)} cells skipped; "
         f"about {duration(total)} by {basis}; {offer.slots} {offer.device} slots, "
