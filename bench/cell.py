@@ -81,6 +81,6 @@ class Cell(BaseModel):
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def matches(self, glob: str) -> bool:
-        """Whether ``glob`` matches the id, the label, the model, the strategy or any one part of the label."""
-        names = {self.cell_id, self.label, self.model, self.strategy, *self.label.split("/")}
-        return any(fnmatchcase(name, glob) for name in names)
+        """Whether ``glob`` matches the id, the model, or the label, whole or any run of its parts (``z3/w*``)."""
+        names = (self.cell_id, self.model, self.label)
+        return any(fnmatchcase(name, glob) for name in names) or fnmatchcase(f"/{self.label}/", f"*/{glob}/*")

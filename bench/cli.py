@@ -23,7 +23,9 @@ ScenarioArgument = Annotated[Path, typer.Argument(help="Scenario file (YAML); se
 ResultsOption = Annotated[Path, typer.Option(help="Folder of run folders.")]
 OnlyOption = Annotated[
     list[str] | None,
-    typer.Option(help="Only the cells that this glob matches: id, label, or a part of it ('z3*', 'w2'). Repeatable."),
+    typer.Option(
+        help="Only the cells that this glob matches: id, label, or parts of it ('z3*', 'z3/w2'). May be repeated."
+    ),
 ]
 SlotsOption = Annotated[int, typer.Option(help="Most ranks to start on a machine without GPUs.", min=1)]
 DEFAULT_RESULTS = Path("results/runs")
@@ -87,7 +89,7 @@ def run_command(
     """Measure every cell of a scenario that has no row yet, then print the tables.
 
     Exit status: 0 when every selected cell has its answer (completed, oom, unsupported or skipped), 1 when one
-    timed out, crashed or left no result, 2 for a mistake in the input.
+    timed out, crashed, left no result or had its configuration refused, 2 for a mistake in the input.
     """
     from bench.run import run_matrix
     from bench.show import show_commands, show_plan, show_tables

@@ -54,10 +54,20 @@ def _product(axes: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
+def _settled(point: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the batch keys that follow from the others, as a rule's author sees them in the labels."""
+    micro = point["train_micro_batch_size_per_gpu"] * point["world_size"]
+    steps = point["gradient_accumulation_steps"] or max(1, (point["train_batch_size"] or micro) // micro)
+    return point | {
+        "gradient_accumulation_steps": steps,
+        "train_batch_size": point["train_batch_size"] or micro * steps,
+    }
+
+
 def _points(scenario: Scenario) -> Iterator[dict[str, Any]]:
     axes = _axes(scenario)
     for point in _product(axes):
-        if not any(_matches(rule, point) for rule in scenario.exclude):
+        if not any(_matches(rule, _settled(point)) for rule in scenario.exclude):
             yield point
     # An include rule is a small matrix of its own: axes that it does not name come from the main one.
     for rule in scenario.include:
@@ -78,8 +88,7 @@ def _cell(scenario: Scenario, point: dict[str, Any]) -> tuple[Cell, str | None]:
             f"{settings['train_micro_batch_size_per_gpu']} x world_size {settings['world_size']} x {given} "
             "does not hold"
         )
-    if steps is None:
-        settings["gradient_accumulation_steps"] = max(1, (total or micro) // micro)
+    settings["gradient_accumulation_steps"] = _settled(point)["gradient_accumulation_steps"]
     keys = zero_keys(settings["strategy"])
     cell = Cell(
         **settings,
@@ -100,7 +109,11 @@ def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resou
     if cell.num_nodes > 1:
         return f"num_nodes {cell.num_nodes}: this release launches on one node only"
     if cell.world_size > resources.slots:
-        return f"world_size {cell.world_size} is above the {resources.slots} {resources.device} slots here"
+        remedy = f" (--cpu-slots {cell.world_size})" if resources.device == "cpu" else ""
+        return f"world_size {cell.world_size} is above the {resources.slots} {resources.device} slots here{remedy}"
+    vocabulary = config.get("vocab_size")
+    if cell.data.kind == "text" and isinstance(vocabulary, int) and vocabulary < 256:
+        return f"data.kind text needs a vocabulary of 256 bytes, {cell.model_name} has {vocabulary}"
     if states is not None:
         needed = states * (cell.world_size if resources.shared else 1)
         if needed > resources.memory_bytes:
@@ -161,9 +174,9 @@ def plan_file(path: Path, resources: Resources) -> tuple[Scenario, list[PlannedC
 
 def unused_rules(scenario: Scenario) -> list[str]:
     """Name the exclude rules that match no cell; a silent one is usually a typing mistake."""
-    points = list(_product(_axes(scenario)))
+    points = [_settled(point) for point in _product(_axes(scenario))]
     return [
-        f"exclude rule {number} matches no cell: {rule.axes()}"
+        f"exclude rule {number} matches no cell: {rule.model_dump(mode='json', exclude_none=True)}"
         for number, rule in enumerate(scenario.exclude, start=1)
         if not any(_matches(rule, point) for point in points)
     ]

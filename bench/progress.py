@@ -5,6 +5,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 from bench.record import Record
 
@@ -43,10 +44,10 @@ class MatrixProgress:
         self.label = ""
         self.started = time.monotonic()
         self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
             MofNCompleteColumn(),
+            BarColumn(bar_width=12),
             TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -85,7 +86,8 @@ class MatrixProgress:
     def tick(self) -> None:
         """Refresh the live line."""
         elapsed = time.monotonic() - self.started
-        self.bar.update(self.task, description=f"{self.label} {elapsed:.0f} s", left=f"{duration(self._left_s())} left")
+        left = f"{duration(left_s)} left" if (left_s := self._left_s()) else "longer than expected"
+        self.bar.update(self.task, description=f"{duration(elapsed)} in {self.label}", left=left)
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""

@@ -17,7 +17,7 @@ from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.models.catalog import load_config
 from bench.outcome import outcome, skipped
-from bench.plan import PlannedCell, plan_file, select
+from bench.plan import PlannedCell, plan_file, select, unused_rules
 from bench.progress import MatrixProgress
 from bench.record import Launch, Record
 from bench.scenario import Scenario
@@ -94,11 +94,10 @@ def _launch(
     log = run / "logs" / f"{job.name}.log"
     shutil.rmtree(work, ignore_errors=True)
     write_json(work / "job.json", {"cell": cell.model_dump(mode="json"), "model_config": config, "device": device})
-    if device == "cpu":
-        extensions.clear_stale_locks(Path(env["TORCH_EXTENSIONS_DIR"]))  # a launch that was killed may leave one
     argv = deepspeed.command(cell.world_size, device, work / "job.json")
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    ended = deepspeed.launch(argv, env, run=run, log=log, timeout_s=scenario.timeout_s, on_tick=progress.tick)
+    with extensions.in_use(Path(env["TORCH_EXTENSIONS_DIR"])) if device == "cpu" else contextlib.nullcontext():
+        ended = deepspeed.launch(argv, env, run=run, log=log, timeout_s=scenario.timeout_s, on_tick=progress.tick)
     record = outcome(
         job.planned,
         job.repeat,
@@ -146,6 +145,8 @@ def run_matrix(
     with locked(run):
         if orphans := kill_marked(RUN_MARKER, str(run.resolve())):
             console.print(f"ended {orphans} processes that an interrupted run had left behind")
+        for note in unused_rules(scenario):
+            console.print(f"note: {note}", highlight=False, markup=False)
         jobs = _jobs(scenario, chosen)
         if fresh and (moved := supersede(run, {job.name for job in jobs})):
             console.print(f"{moved} earlier rows put aside in {run / 'superseded'}")
@@ -188,9 +189,10 @@ def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) ->
         raise LaunchError(f"cells run on Linux only (this is {sys.platform}); plan and report work here")
     if device != "cpu":
         return deepspeed.environment(device, None)
-    folder = extensions.folder({name: stack[name] for name in ("python", "torch", "deepspeed")})
+    versions = {name: stack[name] for name in ("python", "torch", "deepspeed")}
+    folder = extensions.folder(versions)
     env = deepspeed.environment(device, folder)
     argv = [sys.executable, "-m", "bench.worker.prebuild"]
     with console.status("set-up: compiling DeepSpeed's C++ op (once per stack, about a minute)"):
-        extensions.prepare(folder, argv, env, run, run / "logs" / "setup.log", lambda: None)
+        extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / "setup.log")
     return env

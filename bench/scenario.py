@@ -51,6 +51,8 @@ def _known_zero_keys(section: Any) -> Any:
     for key, value in section.items() if isinstance(section, dict) else ():
         if key == "stage":
             problems.append("'stage' is set by the strategy (z0, z1, z2, z3); remove it here")
+        elif key.startswith("offload_"):
+            problems.append(f"'{key}': offload is not supported yet")
         elif key not in ZERO_KEYS:
             problems.append(
                 f"unknown zero_optimization key '{key}'{nearest(key, ZERO_KEYS)}; valid: {', '.join(sorted(ZERO_KEYS))}"
@@ -187,6 +189,19 @@ _Loader.add_constructor("tag:yaml.org,2002:float", _number)  # YAML's own float 
 _Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
+# What pydantic says of a wrong type, in the words of somebody who writes YAML.
+_EXPECTED = {
+    "int_type": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed",
+    "bool_type": "true or false is needed",
+    "string_type": "a word is needed",
+    "tuple_type": "a list is needed: start each rule with '- '",
+    "dict_type": "a mapping (key: value) is needed",
+    "model_type": "a mapping (key: value) is needed",
+}
+
+
 def _describe(error: Any) -> str:
     """Put one pydantic error in words: the dotted key, what is wrong, and the nearest valid key."""
     steps = list(error["loc"])
@@ -205,13 +220,41 @@ def _describe(error: Any) -> str:
         return f"unknown key '{key}'{hint}; valid here: {', '.join(fields)}"
     if error["type"] == "missing":
         return f"'{key}' is required"
-    message = error["msg"].removeprefix("Value error, ")
+    message = _EXPECTED.get(error["type"], error["msg"].removeprefix("Value error, "))
+    if isinstance(error["input"], str) and error["type"] in ("int_type", "float_type", "bool_type"):
+        message += ", written without quotes"
+    if error["type"] == "literal_error":
+        message += nearest(error["input"], ("fp32", "bf16", "fp16", "synthetic", "text", "AdamW"))
     given = "" if error["type"] == "value_error" else f" (got {_shown(error['input'])})"
     return f"'{key}': {message}{given}"
 
 
+def _beside(folder: Path, data: dict[Any, Any]) -> dict[Any, Any]:
+    """Read relative paths as relative to the scenario's folder, wherever the user stands."""
+
+    def model(value: Any) -> Any:
+        if not isinstance(value, str) or not value.startswith(("./", "../")):
+            return value
+        # Without the dot it could be taken for a catalog name.
+        return str(folder / value) if folder.is_absolute() else f"./{folder / value}"
+
+    def rule(value: Any) -> Any:
+        if not isinstance(value, dict) or "model" not in value:
+            return value
+        models = value["model"]
+        return value | {"model": [model(item) for item in models] if isinstance(models, list) else model(models)}
+
+    for key in {"matrix", "exclude", "include"} & data.keys():
+        rules = data[key]
+        data = data | {key: [rule(item) for item in rules] if isinstance(rules, list) else rule(rules)}
+    corpus = data.get("data")
+    if isinstance(corpus, dict) and isinstance(corpus.get("path"), str) and corpus["path"]:
+        data["data"] = corpus | {"path": str(folder / Path(corpus["path"]).expanduser())}
+    return data
+
+
 def load_scenario(path: Path) -> Scenario:
-    """Read a scenario file.
+    """Read a scenario file. Paths in it (``./model``, ``data.path``) are relative to its folder.
 
     Raises:
         ScenarioError: the file cannot be read, is not YAML, or a key or value in it is wrong.
@@ -232,7 +275,7 @@ def load_scenario(path: Path) -> Scenario:
     if not isinstance(data, dict):
         raise ScenarioError(f"{path}: a scenario is a mapping with a 'matrix' section; see scenarios/smoke.yaml")
     try:
-        return Scenario.model_validate(data)
+        return Scenario.model_validate(_beside(path.parent, data))
     except ValidationError as error:
         problems = [f"{path}: {_describe(item)}" for item in error.errors()]
         raise ScenarioError("\n".join(dict.fromkeys(problems))) from None

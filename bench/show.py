@@ -1,9 +1,10 @@
 """What the commands print."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -17,9 +18,23 @@ from bench.progress import duration
 from bench.record import Record
 from bench.store import read_manifest, read_records
 
+if TYPE_CHECKING:  # pandas takes a second to import; plan does without
+    from bench.analysis.tables import Table
+
 
 def _gib(value: float | None) -> str:
     return "?" if value is None else f"{value / 2**30:,.3f}"
+
+
+def _statuses(run: Path) -> dict[str, str]:
+    """Return what the run folder already says of cells that were launched, by cell_id; one word per launch."""
+    found: dict[str, str] = {}
+    for record in read_records(run):
+        if record.status != "skipped":
+            found[record.cell_id] = (
+                f"{found[record.cell_id]}, {record.status}" if record.cell_id in found else record.status
+            )
+    return found
 
 
 def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: int, console: Console) -> None:
@@ -28,20 +43,22 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
     scenario, planned = plan_file(scenario_path, offer)
     chosen = select(planned, only)
     table = RichTable(title=str(scenario_path), caption="states: parameters, gradients, Adam; per rank, paper")
-    for name in ("cell_id", "cell", "params", "states GiB", ""):
+    for name in ("cell_id", "cell", "params", "states GiB", "verdict"):
         table.add_column(name, overflow="fold")
+    done = _statuses(results / scenario_path.stem)
     for entry in chosen:
         params = "?" if entry.params is None else f"{entry.params.total:,}"
-        verdict = "run" if entry.skip_reason is None else f"skipped: {entry.skip_reason}"
+        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else done.get(entry.cell.cell_id, "run")
         table.add_row(entry.cell.cell_id, entry.cell.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
-    launched = [entry.cell for entry in chosen if entry.skip_reason is None]
+    launched = [e.cell for e in chosen if e.skip_reason is None and e.cell.cell_id not in done]
     known = estimate.history(results, offer.device)
     total = sum(estimate.seconds(cell, load_config(cell.model), known) for cell in launched) * scenario.repeat
     # Only the run folders under --results are looked at.
     basis = "what earlier runs here took" if known.wall_s else "an assumed start-up and speed"
     console.print(
-        f"{len(chosen)} cells x {scenario.repeat} launches, {len(chosen) - len(launched)} cells skipped; "
+        f"{len(chosen)} cells x {scenario.repeat} launches, {sum(1 for e in chosen if e.skip_reason)} cells skipped, "
+        f"{len(launched)} to run; "
         f"about {duration(total)} by {basis}; {offer.slots} {offer.device} slots, "
         f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
         highlight=False,
@@ -83,7 +100,7 @@ def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
     return manifest, sorted(records, key=lambda record: (order[record.cell_id], record.repeat))
 
 
-def _tables(run: Path) -> tuple[list[Any], list[str]]:
+def _tables(run: Path) -> tuple[list["Table"], list[str]]:
     from bench.analysis import frame, tables
 
     manifest, records = _rows(run)
@@ -97,6 +114,29 @@ def _tables(run: Path) -> tuple[list[Any], list[str]]:
     return tables.tables(data, "train_batch_size" if fixed_total else "gradient_accumulation_steps"), notes
 
 
+def _laid_out(table: "Table", columns: list[int]) -> RichTable:
+    laid_out = RichTable(title=table.title, title_justify="left")
+    for number in columns:
+        laid_out.add_column(table.header[number], justify="right" if number else "left", no_wrap=True)
+    for row in table.rows:
+        laid_out.add_row(*(row[number] for number in columns))
+    return laid_out
+
+
+def _parts(table: "Table", console: Console) -> list[RichTable]:
+    """Lay a table out; one too wide for the console is cut between GPU counts, never inside a number."""
+    counts = [[first, first + 1, first + 2] for first in range(1, len(table.header), 3)]
+    shown: list[list[int]] = []
+    for count in counts:
+        wider = [*shown[-1], *count] if shown else [0, *count]
+        fits = console.measure(_laid_out(table, wider)).minimum <= console.width
+        if shown and fits:
+            shown[-1] = wider
+        else:
+            shown.append([0, *count])
+    return [_laid_out(table, columns) for columns in shown]
+
+
 def show_tables(run: Path, console: Console) -> None:
     """Print the tables of a run for a terminal."""
     found, notes = _tables(run)
@@ -105,12 +145,8 @@ def show_tables(run: Path, console: Console) -> None:
         if table.group != group:
             group = table.group
             console.print(f"\n{group}", style="bold", highlight=False, markup=False)
-        laid_out = RichTable(title=table.title, title_justify="left")
-        for number, name in enumerate(table.header):
-            laid_out.add_column(name, justify="right" if number else "left", no_wrap=True)
-        for row in table.rows:
-            laid_out.add_row(*row)
-        console.print(laid_out)
+        for part in _parts(table, console):
+            console.print(part)
     for note in notes:
         console.print(f"- {note}", highlight=False, markup=False)
     console.print(f"{run}", highlight=False, markup=False)
@@ -138,8 +174,9 @@ def show_rerun(run: Path, name: str) -> None:
         StoreError: the run has no such cell.
     """
     manifest = read_manifest(run)
+    wanted = re.sub(r"-r\d+$", "", name)  # as the lines of a run and the names of its files have it
     for cell in manifest["cells"]:
-        if name in (cell["cell_id"], cell["label"]):
+        if wanted in (cell["cell_id"], cell["label"]):
             argv = ["zerostage", "run", manifest["scenario_path"], "--only", cell["cell_id"], "--fresh"]
             print(shlex.join([*argv, "--results", str(run.parent)]))
             return

@@ -33,7 +33,11 @@ PY
 }
 
 if [ -n "${ZEROSTAGE_PYTHON:-}" ]; then
-    PYTHON=$ZEROSTAGE_PYTHON
+    PYTHON=$(command -v "$ZEROSTAGE_PYTHON") && [ ! -d "$PYTHON" ] && "$PYTHON" -c '' || {
+        echo "error: ZEROSTAGE_PYTHON=$ZEROSTAGE_PYTHON is not a Python interpreter; name one, as /path/to/env/bin/python" >&2
+        exit 2
+    }
+    PYTHON=$(cd "$(dirname "$PYTHON")" && pwd)/$(basename "$PYTHON")
     if ! ready "$PYTHON"; then
         echo "set-up: installing zerostage and what it lacks into the environment of $PYTHON" >&2
         "$PYTHON" -m pip install --quiet packaging -e "$root[run,dev]"

@@ -1,5 +1,6 @@
 """Records -> one tidy pandas frame, a row per record. Its columns are defined in docs/metrics.md."""
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -35,6 +36,8 @@ def _row(record: Record) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
         "gradient_accumulation_steps": cell.gradient_accumulation_steps,
         "seq_length": cell.seq_length,
+        "seed": cell.seed,
+        "zero_optimization": json.dumps(cell.zero_optimization),
         "dtype": cell.dtype,
         "activation_checkpointing": cell.activation_checkpointing,
         "data": cell.data.kind,
@@ -47,8 +50,10 @@ def _row(record: Record) -> dict[str, Any]:
         "device_name": record.device_name,
         "theory_model_state_bytes": record.theory and record.theory.model_state_bytes,
         "theory_comm_wire_bytes_per_step": record.theory and record.theory.comm_wire_bytes_per_step,
+        "started_at": record.launch and record.launch.started_at,
         "wall_time_s": record.launch and record.launch.wall_time_s,
     }
+    row |= {f"stack_{package}": version for package, version in record.stack.items()}
     if record.timing:
         row |= record.timing.model_dump(include={"step_time_s", "step_time_iqr_s", "step_thread_cpu_s"})
         row["timing_suspect_reasons"] = "; ".join(record.timing.suspect_reasons)

@@ -21,6 +21,7 @@ class Metric:
     """What a table shows: a column of the frame, how to write it, and what it means."""
 
     title: str
+    unit: str
     column: str
     write: Callable[[float], str]
     definition: str
@@ -44,6 +45,7 @@ def _mib(value: float) -> str:
 METRICS = (
     Metric(
         "Throughput",
+        "tokens/s per GPU",
         "tokens_per_second_per_gpu",
         lambda value: f"{value:,.0f}",
         "tokens per second per GPU = train_batch_size x seq_length / step_time_s / N; step_time_s is the median "
@@ -52,6 +54,7 @@ METRICS = (
     ),
     Metric(
         "Peak memory",
+        "per GPU",
         "peak_allocated_bytes",
         _mib,
         "highest allocated bytes on any one rank during one settled optimizer step (counting pass); 1 MiB = "
@@ -60,6 +63,7 @@ METRICS = (
     ),
     Metric(
         "Traffic",
+        "sent per GPU and optimizer step",
         "comm_wire_bytes_per_step",
         _mib,
         "bytes that each rank sends per optimizer step: the collectives counted at the dispatcher (control "
@@ -107,16 +111,18 @@ def _entry(metric: Metric, rows: pd.DataFrame, base: float | None) -> list[str]:
 def _table(metric: Metric, title: str, group: pd.DataFrame) -> Table:
     counts = sorted(group["world_size"].unique())
     third = "paper" if metric.theory else "ms"
-    header = ["strategy"] + [name for n in counts for name in (f"N={n}", f"vs {BASELINE}", third)]
+    present = [name for name in STRATEGIES if name in set(group["strategy"])]
+    baseline = BASELINE if BASELINE in present else present[0]
+    header = ["strategy"] + [name for n in counts for name in (f"N={n}", f"vs {baseline}", third)]
     rows = []
-    for strategy in [name for name in STRATEGIES if name in set(group["strategy"])]:
+    for strategy in present:
         row = [strategy]
         for n in counts:
             column = group[group["world_size"] == n]
-            base = _combined(_good(column[column["strategy"] == BASELINE]), metric.column)
+            base = _combined(_good(column[column["strategy"] == baseline]), metric.column)
             row += _entry(metric, column[column["strategy"] == strategy], base)
         rows.append(row)
-    return Table(title, metric.title, header, rows)
+    return Table(title, f"{metric.title} ({metric.unit})", header, rows)
 
 
 def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
@@ -154,13 +160,18 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
     """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
     lines = [f"{metric.title}: {metric.definition}." for metric in METRICS]
     lines.append(
-        f"'vs {BASELINE}' is the ratio to the {BASELINE} row at the same N. Rows of one N have one global batch."
+        f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N. "
+        "Rows of one N have one global batch."
     )
     kinds = " and ".join(sorted(frame["provenance"].unique()))
     devices = ", ".join(sorted(frame["device"].unique()))
     lines.append(
         f"Every number outside a 'paper' column is {kinds}, on {devices}"
-        + (f" ({', '.join(sorted(frame['device_name'].dropna().unique()))})" if "device_name" in frame else "")
+        + (
+            f" ({', '.join(sorted(frame['device_name'].dropna().unique()))})"
+            if frame["device_name"].notna().any()
+            else ""
+        )
         + ". N is the number of ranks, one per GPU; on cpu a rank is one process on one core."
         + ("" if set(frame["device"]) == {"cuda"} else " No multi-GPU row has been measured here.")
     )
@@ -196,6 +207,10 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         mark = "? " if verdict == "suspect" else ""
         lines.append(f"{mark}{verdict}: {reasons} [{', '.join(group['label'])}]")
     failed = frame[frame["status"] != "completed"]
+    if not failed[failed["status"] != "skipped"].empty:
+        lines.append(
+            "A failed row stays; logs/ in the run folder has its output, and --rerun CELL the command to repeat it."
+        )
     for (status, reason), group in failed.groupby(["status", "reason"], sort=False):
         lines.append(f"{status}: {reason} [{', '.join(group['label'])}]")
     return lines

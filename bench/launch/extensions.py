@@ -1,4 +1,4 @@
-"""The folder of compiled ops: built once, as set-up, and never left locked.
+"""The folder of compiled ops: built once per environment, as set-up, and never left locked.
 
 torch's extension loader takes a lock file even to find that nothing needs building, and waits for it without
 end. A rank killed in that moment leaves the file behind, and every later run on the machine would hang.
@@ -9,29 +9,51 @@ import fcntl
 import hashlib
 import json
 import os
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.errors import LaunchError
 from bench.launch.deepspeed import launch
 
 BUILD_TIMEOUT_S = 900.0
-# A loader holds the lock for well under a second unless it builds, and only `prepare` builds.
-_STALE_AFTER_S = 3.0
+# A loader that finds nothing to build holds the lock for well under a second, on a busy machine for a few.
+_STALE_AFTER_S = 10.0
+
+
+def _key(stack: dict[str, object]) -> str:
+    # The build files hold the paths of the environment's headers: in another environment, of the same versions
+    # even, the loader finds them stale and compiles again, inside a cell.
+    identity = json.dumps([stack, sys.prefix], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
 def folder(stack: dict[str, object]) -> Path:
-    """Return the extensions folder of this stack: the user's TORCH_EXTENSIONS_DIR, or one in the cache."""
+    """Return the extensions folder of this environment: the user's TORCH_EXTENSIONS_DIR, or one in the cache."""
     if "TORCH_EXTENSIONS_DIR" in os.environ:
         return Path(os.environ["TORCH_EXTENSIONS_DIR"])
-    key = hashlib.sha256(json.dumps(stack, sort_keys=True).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "zerostage" / "torch_extensions" / key
+    return cache / "zerostage" / "torch_extensions" / _key(stack)
+
+
+@contextlib.contextmanager
+def in_use(extensions: Path) -> Iterator[None]:
+    """Hold the folder while ranks may load from it. If nobody else does, first remove what a killed rank left.
+
+    In a folder that the user named, others may build: no lock is removed there.
+    """
+    with (extensions / "zerostage.lock").open("w") as stream:
+        if "TORCH_EXTENSIONS_DIR" not in os.environ:
+            with contextlib.suppress(OSError):  # another run holds it: a lock file may be of its ranks
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                clear_stale_locks(extensions)
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        yield
 
 
 def clear_stale_locks(extensions: Path) -> None:
-    """Remove the lock files that no living loader holds: those that are still there, unchanged, 3 s later."""
+    """Remove the lock files that no living loader holds: those that are still there, unchanged, 10 s later."""
     before = {}
     for lock in extensions.glob("*/lock"):
         with contextlib.suppress(FileNotFoundError):
@@ -46,14 +68,21 @@ def clear_stale_locks(extensions: Path) -> None:
 
 
 def prepare(
-    extensions: Path, argv: list[str], env: dict[str, str], run: Path, log: Path, on_tick: Callable[[], None]
+    extensions: Path,
+    stack: dict[str, object],
+    argv: list[str],
+    env: dict[str, str],
+    *,
+    run: Path,
+    log: Path,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run ``argv``, which builds the ops into ``extensions``, unless that was done before.
+    """Run ``argv``, which builds the ops into ``extensions``, unless that was done before for this environment.
 
     Raises:
         LaunchError: the build failed or did not end; the log is named.
     """
-    stamp = extensions / "zerostage.built"
+    stamp = extensions / f"zerostage.built-{_key(stack)}"
     try:
         extensions.mkdir(parents=True, exist_ok=True)
         lock = (extensions / "zerostage.lock").open("w")
@@ -63,11 +92,12 @@ def prepare(
         fcntl.flock(lock, fcntl.LOCK_EX)  # one builder at a time; it falls when this process ends
         if stamp.exists():
             return
-        clear_stale_locks(extensions)
+        if "TORCH_EXTENSIONS_DIR" not in os.environ:
+            clear_stale_locks(extensions)
         ended = launch(argv, env, run=run, log=log, timeout_s=BUILD_TIMEOUT_S, on_tick=on_tick)
         if ended.status != 0:
             raise LaunchError(
                 f"DeepSpeed's C++ op could not be built (see {log}); a C++ compiler (g++) is needed, and the "
-                "packages of zerostage[run]: pip install 'zerostage[run]'"
+                "packages of zerostage[run]; a lock file left in {extensions}/* by a killed build also stops it"
             )
         stamp.touch()

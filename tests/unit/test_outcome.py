@@ -328,7 +328,7 @@ def test_torn_failure_file_is_passed_over(tmp_path: Path, torn: bytes) -> None:
 
 def test_skipped_cell_has_a_row() -> None:
     record = skipped(planned(world_size=9), 0, "cpu")
-    assert (record.status, record.reason) == ("skipped", "world_size 9 is above the 8 cpu slots here")
+    assert (record.status, record.reason) == ("skipped", "world_size 9 is above the 8 cpu slots here (--cpu-slots 9)")
     assert (record.launch, record.device, record.num_params) == (None, "cpu", 315_968)
 
 

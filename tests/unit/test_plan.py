@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ from bench.cell import Cell
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config
 from bench.models.counts import count_params
-from bench.plan import PlannedCell, Resources, plan, select, unused_rules
+from bench.plan import PlannedCell, Resources, plan, plan_file, select, unused_rules
 from bench.scenario import Data, Optimizer, Scenario
 
 LARGE = Resources(device="cpu", slots=64, memory_bytes=2**40, shared=True)
@@ -250,7 +251,7 @@ def test_order_of_zero_keys_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("matrix", "reason"),
     [
-        ({"world_size": 65}, "world_size 65 is above the 64 cpu slots here"),
+        ({"world_size": 65}, "world_size 65 is above the 64 cpu slots here (--cpu-slots 65)"),
         ({"model": "gpt2", "seq_length": 1025}, "seq_length 1025 is above the 1024 positions of gpt2"),
         ({"num_nodes": 2}, "num_nodes 2: this release launches on one node only"),
     ],
@@ -366,3 +367,52 @@ def test_select_by_model_path(tmp_path: Path) -> None:
 def test_select_nothing_lists_the_parts(glob: str) -> None:
     with pytest.raises(ScenarioError, match=r"no cell matches.*: bf16, gas1, llama-tiny, mbs1, s128, w1, w2, z1$"):
         select(cells(strategy="z1", world_size=[1, 2]), [glob])
+
+
+def test_relative_paths_are_relative_to_the_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "project" / "my-model").mkdir(parents=True)
+    (tmp_path / "project" / "my-model" / "config.json").write_text(json.dumps(load_config("llama-tiny")))
+    (tmp_path / "project" / "corpus.txt").write_text("some text")
+    file = tmp_path / "project" / "cells.yaml"
+    file.write_text(
+        "matrix: {model: [./my-model, llama-small], strategy: [z0, z1]}\n"
+        "exclude: [{model: ./my-model, strategy: z1}]\n"
+        "data: {kind: text, path: corpus.txt}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    offer = Resources(device="cpu", slots=4, memory_bytes=2**40, shared=True)
+    _, planned = plan_file(file, offer)
+    assert [(e.cell.model_name, e.cell.strategy) for e in planned] == [
+        ("my-model", "z0"),
+        ("llama-small", "z0"),
+        ("llama-small", "z1"),
+    ]
+    monkeypatch.chdir("/")
+    assert [e.cell.cell_id for e in plan_file(file, offer)[1]] == [e.cell.cell_id for e in planned]
+
+
+def test_exclude_rules_see_the_accumulation_steps_that_follow_from_the_batch(tmp_path: Path) -> None:
+    file = tmp_path / "cells.yaml"
+    file.write_text(
+        "matrix: {model: llama-tiny, strategy: z1, train_batch_size: [2, 8]}\n"
+        "exclude: [{gradient_accumulation_steps: 8}]\n"
+    )
+    scenario, planned = plan_file(file, Resources(device="cpu", slots=4, memory_bytes=2**40, shared=True))
+    assert [entry.cell.gradient_accumulation_steps for entry in planned] == [2]
+    assert unused_rules(scenario) == []
+
+
+def test_bytes_as_tokens_need_a_vocabulary_of_256(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(json.dumps(load_config("llama-tiny") | {"vocab_size": 100}))
+    file = tmp_path / "cells.yaml"
+    file.write_text("matrix: {model: ./m, strategy: z1}\ndata: {kind: text}\n")
+    _, (entry,) = plan_file(file, Resources(device="cpu", slots=4, memory_bytes=2**40, shared=True))
+    assert entry.skip_reason == "data.kind text needs a vocabulary of 256 bytes, m has 100"
+
+
+@pytest.mark.parametrize(
+    ("glob", "found"), [("z1", True), ("z1/w2", True), ("llama-tiny/z1", True), ("z1/mbs*", False), ("z", False)]
+)
+def test_a_glob_may_cover_several_parts_of_the_label(glob: str, found: bool) -> None:
+    assert Cell(model="llama-tiny", strategy="z1", world_size=2).matches(glob) is found

@@ -27,7 +27,7 @@ def row(record, strategy, world_size, tokens=None, repeat=0, **changes):
 
 def cells(records, title="Throughput"):
     """Return {strategy: {column: text}} of the one table called ``title``."""
-    (table,) = [t for t in tables(frame(records), "gradient_accumulation_steps") if t.title == title]
+    (table,) = [t for t in tables(frame(records), "gradient_accumulation_steps") if t.title.startswith(title)]
     names = [f"{table.header[1 + i // 3 * 3]} {name}" for i, name in enumerate(table.header[1:])]
     return {line[0]: dict(zip(names, line[1:], strict=True)) for line in table.rows}
 
