@@ -3,6 +3,7 @@
 import signal
 import sys
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -39,9 +40,19 @@ class Format(StrEnum):
     csv = "csv"
 
 
+_STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+def _stop(number: int, frame: object) -> None:
+    """Stop once: a second signal must not break into the killing of what the first one ends."""
+    for other in _STOP:
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def _console() -> Console:
     # A pipe or a file has no width; 80 columns, rich's guess, would cut the tables.
-    return Console(width=None if sys.stdout.isatty() else 200)
+    return Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
 
 
 def _version(value: bool) -> None:
@@ -99,9 +110,9 @@ def run_command(
         show_plan(scenario, results, only or [], cpu_slots, console)
         show_commands(scenario, only or [], cpu_slots, console)
         return
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _STOP:
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, a closed terminal is no reason to stop
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, _stop)
     try:
         run, records = run_matrix(
             scenario,
@@ -146,6 +157,9 @@ def report_command(
 
 def main() -> None:
     """Run the command line; a mistake of the user's is one message and exit status 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a sign shows another, not a traceback
     try:
         app()
     except BenchError as error:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from bench import __version__
+from bench.errors import LaunchError
 from bench.plan import Resources
 
 # The only environment variables that a manifest may hold: they change results, and none is a secret.
@@ -35,7 +36,10 @@ def _version(package: str) -> str | None:
 def gpus() -> list[dict[str, Any]]:
     """Return index, name and memory (bytes) of the visible NVIDIA GPUs, through NVML; empty when there are none.
 
-    CUDA is never initialised here. ``CUDA_VISIBLE_DEVICES`` is honoured when it holds indices.
+    CUDA is never initialised here. ``CUDA_VISIBLE_DEVICES`` is honoured, indices and UUIDs.
+
+    Raises:
+        LaunchError: ``CUDA_VISIBLE_DEVICES`` names devices, none of which is there.
     """
     try:
         import pynvml
@@ -45,13 +49,18 @@ def gpus() -> list[dict[str, Any]]:
         return []
     found = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    allowed = None if visible is None else {part.strip() for part in visible.split(",")}
+    allowed = None if visible is None else {part.strip() for part in visible.split(",")} - {"", "-1"}
     for index in range(pynvml.nvmlDeviceGetCount()):
-        if allowed is not None and str(index) not in allowed:
-            continue
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(pynvml.nvmlDeviceGetUUID(handle))
+        if allowed is not None and str(index) not in allowed and not any(uuid.startswith(part) for part in allowed):
+            continue
         memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
         found.append({"index": index, "name": str(pynvml.nvmlDeviceGetName(handle)), "memory_bytes": memory})
+    if allowed and not found:
+        raise LaunchError(
+            f"CUDA_VISIBLE_DEVICES={visible} names no GPU here; give indices or UUIDs, or nothing to use the CPU"
+        )
     return found
 
 
@@ -105,6 +114,8 @@ def fingerprint() -> dict[str, Any]:
             "device_names": sorted({gpu["name"] for gpu in found}) or [cpu_name()],
             "num_gpus": len(found),
             "num_cores": num_cores(),
+            # Of a rank on CPU: the launcher's side sets 1 unless the user says otherwise.
+            "omp_num_threads": os.environ.get("OMP_NUM_THREADS", None if found else "1"),
         },
         "zerostage": {
             "version": __version__,

@@ -3,11 +3,10 @@
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.cell import Cell
 from bench.errors import StoreError
 from bench.models.counts import flops_per_token
+from bench.plan import PlannedCell
 from bench.record import Record
 from bench.store import read_records
 
@@ -51,10 +50,11 @@ def history(results: Path, device: str) -> History:
     )
 
 
-def seconds(cell: Cell, config: dict[str, Any], known: History) -> float:
-    """Return the expected wall time of one launch of ``cell``, in seconds."""
-    if cell.cell_id in known.wall_s:
-        return known.wall_s[cell.cell_id]
-    flops = (flops_per_token(config, cell.seq_length) or 0.0) * cell.seq_length * cell.train_batch_size
+def seconds(planned: PlannedCell, known: History) -> float:
+    """Return the expected wall time of one launch of a cell, in seconds."""
+    cell = planned.cell
+    if planned.cell_id in known.wall_s:
+        return known.wall_s[planned.cell_id]
+    flops = (flops_per_token(planned.config, cell.seq_length) or 0.0) * cell.seq_length * cell.train_batch_size
     tflops = known.tflops.get(cell.dtype, ASSUMED_TFLOPS[known.device])
     return known.launch_s + cell.total_steps * flops / cell.world_size / (tflops * 1e12)

@@ -9,7 +9,7 @@ from typing import Any
 from bench import wire
 from bench.cell import Cell
 from bench.hardware import peak_tflops
-from bench.models.counts import FLOPS_CONVENTION, ParamCount, flops_per_token
+from bench.models.counts import FLOPS_CONVENTION, flops_per_token
 from bench.plan import PlannedCell
 from bench.record import (
     Collective,
@@ -32,7 +32,7 @@ CONTROL_ELEMENTS = 8
 LOG_TAIL_LINES = 40
 
 
-def _timing(cell: Cell, ranks: list[dict[str, Any]], device: str, num_cores: int) -> Timing:
+def _timing(cell: Cell, ranks: list[dict[str, Any]], device: str, num_threads: int, num_cores: int) -> Timing:
     walls, cpus = ([rank[key] for rank in ranks] for key in ("step_times_s", "step_thread_cpu_s"))
     slowest = [max(step) for step in zip(*walls, strict=True)]
     quartiles = statistics.quantiles(slowest, n=4) if len(slowest) > 1 else [slowest[0]] * 3
@@ -43,8 +43,8 @@ def _timing(cell: Cell, ranks: list[dict[str, Any]], device: str, num_cores: int
         step_thread_cpu_s=statistics.median(max(step) for step in zip(*cpus, strict=True)),
         step_times_s=walls,
         step_thread_cpu_times_s=cpus,
-        suspect_reasons=[f"{cell.world_size} ranks share {num_cores} cores"]
-        if device == "cpu" and cell.world_size > num_cores
+        suspect_reasons=[f"{cell.world_size} ranks of {num_threads} threads share {num_cores} cores"]
+        if device == "cpu" and cell.world_size * num_threads > num_cores
         else [],
     )
 
@@ -151,14 +151,14 @@ def _validity(
 
 def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
     """Return the row of a cell that the plan refuses."""
-    return _blank(planned.cell, planned.params, repeat, device, "skipped", planned.skip_reason)
+    return _blank(planned, repeat, device, "skipped", planned.skip_reason)
 
 
-def _blank(
-    cell: Cell, params: ParamCount | None, repeat: int, device: str, status: Status, reason: str | None
-) -> Record:
+def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reason: str | None) -> Record:
+    """Return the row without its metrics."""
+    cell, params = planned.cell, planned.params
     return Record(
-        cell_id=cell.cell_id,
+        cell_id=planned.cell_id,
         repeat=repeat,
         label=cell.label,
         cell=cell,
@@ -191,13 +191,12 @@ def outcome(
     launch: Launch,
     timeout_s: float,
     device: str,
-    model_config: dict[str, Any],
     num_cores: int,
 ) -> Record:
     """Return the record of a launched cell, from the files in ``work`` and how the launch ended."""
     cell, params = planned.cell, planned.params
     status, reason, failure = judge_launch(work, launch.exit_status, timeout_s)
-    record = _blank(cell, params, repeat, device, status, reason)
+    record = _blank(planned, repeat, device, status, reason)
     launch = launch.model_copy(update={"log_tail": _tail(log) if status != "completed" else []})
     record = record.model_copy(update={"launch": launch, "failure": failure})
     if status != "completed":
@@ -206,7 +205,7 @@ def outcome(
     ranks = result["ranks"]
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
-    timing = _timing(cell, ranks, device, num_cores)
+    timing = _timing(cell, ranks, device, result["num_threads"], num_cores)
     validity, reasons = _validity(cell, result, losses, params.total if params else None)
     return record.model_copy(
         update={
@@ -215,9 +214,10 @@ def outcome(
             "validity_reasons": reasons,
             "device_name": result["device_name"],
             "stack": result["stack"],
+            "num_threads": result["num_threads"],
             "effective": result["effective"],
             "timing": timing,
-            "throughput": throughput(cell, timing.step_time_s, model_config, result["device_name"]),
+            "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
             "memory": _memory(result["memory_kind"], ranks),
             "comm": comm(
                 [rank["collectives"] for rank in ranks],

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from bench.cell import Cell
+from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config
 from bench.models.counts import ParamCount, count_params
@@ -17,11 +18,18 @@ from bench.zero.theory import model_state_bytes
 
 
 class PlannedCell(BaseModel):
-    """A cell with what is known before it runs. ``skip_reason`` set: it will not be launched."""
+    """A cell with what is known before it runs. ``skip_reason`` set: it will not be launched.
+
+    ``cell_id``, ``config`` and ``corpus`` (digest of the text, if a path is named) are those of planning time: a file
+    that is edited while the matrix runs changes neither what is measured nor under which name it is filed.
+    """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
     cell: Cell
+    cell_id: str
+    config: dict[str, Any]
+    corpus: str | None
     params: ParamCount | None
     model_state_bytes: float | None
     skip_reason: str | None
@@ -149,11 +157,19 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
         if params is not None:
             states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
         reason = reason or _skip_reason(cell, config, states, resources)
-        entry = PlannedCell(cell=cell, params=params, model_state_bytes=states, skip_reason=reason)
-        known = planned.get(cell.cell_id)
+        entry = PlannedCell(
+            cell=cell,
+            cell_id=cell.cell_id,
+            config=config,
+            corpus=digest(cell.data.path) if cell.data.path else None,
+            params=params,
+            model_state_bytes=states,
+            skip_reason=reason,
+        )
+        known = planned.get(entry.cell_id)
         # An impossible batch triple has no accumulation of its own, so its id may be that of a possible cell.
         if known is None or (known.skip_reason is not None and reason is None):
-            planned[cell.cell_id] = entry
+            planned[entry.cell_id] = entry
     if not planned:
         raise ScenarioError("no cell is left to run: the exclude rules remove the whole matrix")
     return list(planned.values())

@@ -46,8 +46,8 @@ class MatrixProgress:
         self.bar = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=12),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.fields[left]}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -91,6 +91,9 @@ class MatrixProgress:
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""
+        if record.status == "skipped":
+            self.say(f"skipped: {record.label}: {record.reason}")
+            return
         self.spent_s.append(time.monotonic() - self.started)
         number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"
         style = _STYLES.get(record.status, "red")

@@ -153,6 +153,7 @@ class Record(_Model):
     device: str
     device_name: str | None = None
     stack: dict[str, str] = {}
+    num_threads: int | None = None
     effective: dict[str, str | int | None] = {}
     timing: Timing | None = None
     throughput: Throughput | None = None

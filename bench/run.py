@@ -15,7 +15,6 @@ from bench.environment import fingerprint, num_cores, resources
 from bench.errors import LaunchError, StoreError
 from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
-from bench.models.catalog import load_config
 from bench.outcome import outcome, skipped
 from bench.plan import PlannedCell, plan_file, select, unused_rules
 from bench.progress import MatrixProgress
@@ -43,7 +42,7 @@ class Job:
     @property
     def name(self) -> str:
         """The stem of its record, log and work folder."""
-        return record_name(self.planned.cell.cell_id, self.repeat)
+        return record_name(self.planned.cell_id, self.repeat)
 
 
 def _jobs(scenario: Scenario, cells: list[PlannedCell]) -> list[Job]:
@@ -51,16 +50,16 @@ def _jobs(scenario: Scenario, cells: list[PlannedCell]) -> list[Job]:
     return [Job(planned, repeat) for repeat in range(scenario.repeat) for planned in cells]
 
 
-def _check_stack(run: Path, stack: dict[str, Any]) -> None:
-    """Refuse to mix rows of two stacks in one run folder."""
+def _check_stack(run: Path, stack: dict[str, Any], leaving: set[str]) -> None:
+    """Refuse to mix rows of two stacks in one run folder; the rows in ``leaving`` are about to be put aside."""
     if not (run / "manifest.json").exists():
         return
     before = read_manifest(run)["environment"]["stack"]
     changed = [f"{key}: {before.get(key)} -> {stack.get(key)}" for key in stack if before.get(key) != stack.get(key)]
-    if changed and any((run / "records").glob("*.json")):
+    if changed and any(path.stem not in leaving for path in (run / "records").glob("*.json")):
         raise StoreError(
-            f"{run}: its rows were measured with another stack ({'; '.join(changed)}); start over with --fresh, "
-            "which keeps the old rows aside, or choose another folder with --results"
+            f"{run}: its rows were measured with another stack ({'; '.join(changed)}); start over with --fresh and "
+            "without --only, which keeps the old rows aside, or choose another folder with --results"
         )
 
 
@@ -78,7 +77,7 @@ def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: l
             "scenario_name": scenario_path.stem,
             "scenario_path": str(scenario_path),
             "scenario": scenario.model_dump(mode="json", exclude_none=True),
-            "cells": [{"cell_id": entry.cell.cell_id, "label": entry.cell.label} for entry in cells],
+            "cells": [{"cell_id": entry.cell_id, "label": entry.cell.label} for entry in cells],
             "environment": env,
             "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
         },
@@ -89,11 +88,18 @@ def _launch(
     job: Job, scenario: Scenario, run: Path, env: dict[str, str], device: str, progress: MatrixProgress
 ) -> Record:
     cell = job.planned.cell
-    config = load_config(cell.model)
     work = run / "work" / job.name
     log = run / "logs" / f"{job.name}.log"
     shutil.rmtree(work, ignore_errors=True)
-    write_json(work / "job.json", {"cell": cell.model_dump(mode="json"), "model_config": config, "device": device})
+    write_json(
+        work / "job.json",
+        {
+            "cell": cell.model_dump(mode="json"),
+            "model_config": job.planned.config,
+            "corpus": job.planned.corpus,
+            "device": device,
+        },
+    )
     argv = deepspeed.command(cell.world_size, device, work / "job.json")
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with extensions.in_use(Path(env["TORCH_EXTENSIONS_DIR"])) if device == "cpu" else contextlib.nullcontext():
@@ -113,7 +119,6 @@ def _launch(
         ),
         timeout_s=scenario.timeout_s,
         device=device,
-        model_config=config,
         num_cores=num_cores(),
     )
     shutil.rmtree(work, ignore_errors=True)
@@ -148,9 +153,10 @@ def run_matrix(
         for note in unused_rules(scenario):
             console.print(f"note: {note}", highlight=False, markup=False)
         jobs = _jobs(scenario, chosen)
-        if fresh and (moved := supersede(run, {job.name for job in jobs})):
+        leaving = {job.name for job in jobs} if fresh else set()
+        _check_stack(run, env["stack"], leaving)
+        if moved := supersede(run, leaving):
             console.print(f"{moved} earlier rows put aside in {run / 'superseded'}")
-        _check_stack(run, env["stack"])
         records = {record_name(r.cell_id, r.repeat): r for r in read_records(run)}
         pending = [job for job in jobs if not _settled(job, records)]
         supersede(run, {job.name for job in pending})
@@ -163,18 +169,18 @@ def run_matrix(
         launches = [job for job in pending if job.planned.skip_reason is None]
         ranks_env = _prepare(run, env["stack"], offer.device, console) if launches else {}
         known = estimate.history(results, offer.device)
-        expected = [estimate.seconds(j.planned.cell, load_config(j.planned.cell.model), known) for j in launches]
+        expected = [estimate.seconds(job.planned, known) for job in launches]
         with MatrixProgress(console, expected) as progress:
             for job in pending:
                 if job.planned.skip_reason is not None:
                     record = skipped(job.planned, job.repeat, offer.device)
-                    progress.say(f"skipped: {record.label}: {record.reason}")
                 else:
                     progress.begin(record_name(job.planned.cell.label, job.repeat))
                     record = _launch(job, scenario, run, ranks_env, offer.device, progress)
-                    progress.end(record)
+                # On disk before it is on the screen: a pipe that closed must not cost the row.
                 write_record(run, record)
                 records[job.name] = record
+                progress.end(record)
         with contextlib.suppress(OSError):
             (run / "work").rmdir()
     return run, [records[job.name] for job in jobs]

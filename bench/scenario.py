@@ -156,7 +156,7 @@ class Scenario(_Model):
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     zero_optimization: ZeroOptimization = Field(default={}, validate_default=False)
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_steps: PositiveInt = 3
     steps: PositiveInt = 10
     timeout_s: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 900.0

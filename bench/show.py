@@ -12,7 +12,6 @@ from rich.table import Table as RichTable
 from bench import estimate
 from bench.environment import resources
 from bench.errors import StoreError
-from bench.models.catalog import load_config
 from bench.plan import plan_file, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
@@ -48,12 +47,12 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
     done = _statuses(results / scenario_path.stem)
     for entry in chosen:
         params = "?" if entry.params is None else f"{entry.params.total:,}"
-        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else done.get(entry.cell.cell_id, "run")
-        table.add_row(entry.cell.cell_id, entry.cell.label, params, _gib(entry.model_state_bytes), verdict)
+        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else done.get(entry.cell_id, "run")
+        table.add_row(entry.cell_id, entry.cell.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
-    launched = [e.cell for e in chosen if e.skip_reason is None and e.cell.cell_id not in done]
+    launched = [entry for entry in chosen if entry.skip_reason is None and entry.cell_id not in done]
     known = estimate.history(results, offer.device)
-    total = sum(estimate.seconds(cell, load_config(cell.model), known) for cell in launched) * scenario.repeat
+    total = sum(estimate.seconds(entry, known) for entry in launched) * scenario.repeat
     # Only the run folders under --results are looked at.
     basis = "what earlier runs here took" if known.wall_s else "an assumed start-up and speed"
     console.print(
@@ -74,7 +73,7 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, console:
     offer = resources(cpu_slots)
     for entry in select(plan_file(scenario_path, offer)[1], only):
         if entry.skip_reason is None:
-            argv = command(entry.cell.world_size, offer.device, Path(f"work/{entry.cell.cell_id}-r0/job.json"))
+            argv = command(entry.cell.world_size, offer.device, Path(f"work/{entry.cell_id}-r0/job.json"))
             console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -174,10 +173,14 @@ def show_rerun(run: Path, name: str) -> None:
         StoreError: the run has no such cell.
     """
     manifest = read_manifest(run)
+    if run.resolve().name != manifest["scenario_name"]:
+        raise StoreError(f"{run}: the folder was renamed; its rows are written to '{manifest['scenario_name']}'")
     wanted = re.sub(r"-r\d+$", "", name)  # as the lines of a run and the names of its files have it
-    for cell in manifest["cells"]:
-        if wanted in (cell["cell_id"], cell["label"]):
-            argv = ["zerostage", "run", manifest["scenario_path"], "--only", cell["cell_id"], "--fresh"]
-            print(shlex.join([*argv, "--results", str(run.parent)]))
-            return
+    found = [cell["cell_id"] for cell in manifest["cells"] if wanted in (cell["cell_id"], cell["label"])]
+    if len(found) == 1:
+        argv = ["zerostage", "run", manifest["scenario_path"], "--only", found[0], "--fresh"]
+        print(shlex.join([*argv, "--results", str(run.parent)]))
+        return
+    if found:
+        raise StoreError(f"{run}: {len(found)} cells are called '{name}'; name one by its id: {', '.join(found)}")
     raise StoreError(f"{run}: no cell '{name}'; 'zerostage plan {manifest['scenario_path']}' lists them")

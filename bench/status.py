@@ -47,7 +47,8 @@ def judge_launch(work: Path, exit_status: int | None, timeout_s: float) -> tuple
         reason = f"{cause}rank {first['rank']}, {first['activity']}: {first['type']}: {lines[0]}"
         return first["status"], reason, failure
     if exit_status != 0:
-        cause = f"killed by {name}" if name else f"exit status {exit_status}"
+        killer = " (as the kernel does when memory runs out)" if name == "SIGKILL" else ""
+        cause = f"killed by {name}{killer}" if name else f"exit status {exit_status}"
         return "crashed", f"a rank ended without a word: {cause}; see the log", None
     if not (work / "result.json").is_file():
         return "silent_exit", "exit status 0, but rank 0 left no result", None

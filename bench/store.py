@@ -62,9 +62,10 @@ def locked(run: Path) -> Iterator[None]:
                 f"{run}: another zerostage run (process {stream.read().strip() or 'unknown'}) is writing there; "
                 "wait for it, or choose another folder with --results"
             ) from None
-        stream.truncate(0)
-        stream.write(str(os.getpid()))
-        stream.flush()
+        with contextlib.suppress(OSError):  # the number only helps the message above
+            stream.truncate(0)
+            stream.write(str(os.getpid()))
+            stream.flush()
         yield
 
 
@@ -98,7 +99,10 @@ def read_records(run: Path) -> list[Record]:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: cannot read the record: {error}") from None
-        records.append(parse_record(text, str(path)))
+        record = parse_record(text, str(path))
+        if path.stem != record_name(record.cell_id, record.repeat):
+            raise StoreError(f"{path}: a copy of record {record.cell_id}, repeat {record.repeat}; move it away")
+        records.append(record)
     return records
 
 
@@ -115,7 +119,12 @@ def read_manifest(run: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StoreError(f"{path}: cannot read the manifest: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("manifest_version") != MANIFEST_VERSION:
+    keys = {"scenario", "scenario_path", "scenario_name", "cells", "environment"}
+    if (
+        not isinstance(manifest, dict)
+        or manifest.get("manifest_version") != MANIFEST_VERSION
+        or not keys <= manifest.keys()
+    ):
         raise StoreError(f"{path}: not a manifest that this zerostage reads (manifest_version {MANIFEST_VERSION})")
     return manifest
 

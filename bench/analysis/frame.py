@@ -11,6 +11,7 @@ from bench.record import Record
 # The settings that make two rows comparable: equal in all of these, they differ only in strategy and GPU count.
 CONTROLS = [
     "model",
+    "num_nodes",
     "train_micro_batch_size_per_gpu",
     "seq_length",
     "dtype",
@@ -26,7 +27,7 @@ def _row(record: Record) -> dict[str, Any]:
         "cell_id": record.cell_id,
         "repeat": record.repeat,
         "label": record.label,
-        "model": cell.model_name,
+        "model": cell.model,
         "num_params": record.num_params,
         "strategy": cell.strategy,
         "zero_stage": None if cell.strategy == "ddp" else int(cell.strategy[1]),

@@ -88,8 +88,17 @@ def _combined(rows: pd.DataFrame, column: str) -> float | None:
     return float(rows[column].median())
 
 
-def _entry(metric: Metric, rows: pd.DataFrame, base: float | None) -> list[str]:
+def _mark(metric: Metric, good: pd.DataFrame) -> str:
+    """Return ``?`` for a number that must not be relied on: times only, or the whole row."""
+    late = (
+        metric.theory is None and "timing_suspect_reasons" in good and good["timing_suspect_reasons"].astype(bool).any()
+    )
+    return "?" if late or "suspect" in set(good["validity"]) else ""
+
+
+def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[str]:
     """Return number (or word), ratio to the baseline, and the metric's third column, for one cell's repeats."""
+    assert rows["cell_id"].nunique() <= 1, "different cells are never combined"
     good, bad = _good(rows), rows.drop(_good(rows).index)
     # A row that is completed and yet not good is invalid; that is the word for it.
     words = "/".join(dict.fromkeys(bad["status"].replace("completed", "invalid"))) or "not run"
@@ -98,10 +107,10 @@ def _entry(metric: Metric, rows: pd.DataFrame, base: float | None) -> list[str]:
     if value is None:
         shown = [words, ""]
     else:
-        late = metric.theory is None and good["timing_suspect_reasons"].astype(bool).any()
-        mark = "?" if late or "suspect" in set(good["validity"]) else ""
+        mark, base = _mark(metric, good), _combined(baseline, metric.column)
+        doubt = mark or _mark(metric, baseline)
         some = f" ({len(bad)} of {len(rows)} {words})" if len(bad) else ""
-        shown = [metric.write(value) + mark + some, f"{value / base:.2f}x" if base else ""]
+        shown = [metric.write(value) + mark + some, f"{value / base:.2f}x{doubt}" if base else ""]
     if metric.theory:
         return [*shown, "" if theory is None else metric.write(theory)]
     step, spread = _combined(good, "step_time_s"), _combined(good, "step_time_iqr_s")
@@ -119,8 +128,7 @@ def _table(metric: Metric, title: str, group: pd.DataFrame) -> Table:
         row = [strategy]
         for n in counts:
             column = group[group["world_size"] == n]
-            base = _combined(_good(column[column["strategy"] == baseline]), metric.column)
-            row += _entry(metric, column[column["strategy"] == strategy], base)
+            row += _entry(metric, column[column["strategy"] == strategy], _good(column[column["strategy"] == baseline]))
         rows.append(row)
     return Table(title, f"{metric.title} ({metric.unit})", header, rows)
 

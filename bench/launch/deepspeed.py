@@ -9,8 +9,10 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from bench.environment import gpus
+from bench.errors import StoreError
 from bench.launch.processes import LAUNCH_MARKER, RUN_MARKER, kill_marked
 
 
@@ -65,6 +67,14 @@ def environment(device: str, extensions: Path | None) -> dict[str, str]:
     return env
 
 
+def _create(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("wb")
+    except OSError as error:
+        raise StoreError(f"{log}: cannot write ({error.strerror}); choose a folder with --results") from None
+
+
 def launch(
     argv: list[str],
     env: dict[str, str],
@@ -81,24 +91,25 @@ def launch(
     """
     launch_id = uuid.uuid4().hex
     env = env | {RUN_MARKER: str(run.resolve()), LAUNCH_MARKER: launch_id}
-    log.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     status: int | None = None
-    with log.open("wb") as stream:
-        # A session of its own, so that a Ctrl-C in the terminal reaches only the runner, which then decides.
-        process = subprocess.Popen(
-            argv,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = None
+    with _create(log) as stream:
         try:
+            # A session of its own, so that a Ctrl-C in the terminal reaches only the runner, which then decides.
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             while (status := process.poll()) is None and time.monotonic() - started < timeout_s:
                 on_tick()
                 time.sleep(0.1)
         finally:
             kill_marked(LAUNCH_MARKER, launch_id)
-            process.wait()
+            if process is not None:
+                process.wait()
     return Exit(status, time.monotonic() - started)

@@ -86,7 +86,10 @@ class CollectiveRecorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func.namespace == "c10d":
-            self._record(func._schema.name.removeprefix("c10d::"), args)
+            self._record(func._schema.name.removeprefix("c10d::"), (*args, *(kwargs or {}).values()))
+        elif func.namespace == "_c10d_functional" and not func._schema.name.endswith("wait_tensor"):
+            # torch's functional collectives do not pass c10d here; no wire model knows their names yet.
+            self._record(func._schema.name.replace("_c10d_functional::", "functional."), args)
         return func(*args, **(kwargs or {}))
 
     def _record(self, name: str, args: tuple[Any, ...]) -> None:

@@ -39,7 +39,8 @@ class StorageMeter(TorchDispatchMode):
     """Follow every tensor storage that an operator returns, from birth until it is freed.
 
     Storages are counted once however many tensors view them, at their full size. What a kernel allocates
-    and frees inside itself is not seen. Active from before the model exists until the counting pass ends,
+    and frees inside itself is not seen, nor are sparse tensors, memory wrapped by ``torch.frombuffer``, and a
+    storage resized behind its tensors' back. Active from before the model exists until the counting pass ends,
     so nothing that lives then was born unseen.
     """
 
@@ -57,7 +58,7 @@ class StorageMeter(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
                 self._see(leaf.untyped_storage())
         return result
 

@@ -162,4 +162,6 @@ def _size(values: dict[str, Any], key: str) -> int:
     value = values[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ScenarioError(f"model configuration: {key} must be a positive whole number, not {value!r}")
+    if value >= 2**40:
+        raise ScenarioError(f"model configuration: {key} is too large to be a size (2^40 or more)")
     return value

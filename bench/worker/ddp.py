@@ -1,10 +1,12 @@
 """The outside baseline: torch DistributedDataParallel with DeepSpeed stage 0's precision recipe.
 
 Low-precision parameters and gradients, gradients averaged in that precision, an fp32 master copy that AdamW
-updates, clipping by the global norm, and in fp16 a dynamic loss scale: what DeepSpeed's ``FP16_UnfusedOptimizer``
-does at stage 0, without DeepSpeed.
+updates, clipping by the global norm, steps with a non-finite norm skipped, and in fp16 a dynamic loss scale: what
+DeepSpeed's ``FP16_UnfusedOptimizer`` does at stage 0, without DeepSpeed. One thing is left out: that wrapper takes a
+step with zero gradients when it is built, so its AdamW counts one step more (deepspeed 0.19.8).
 """
 
+import inspect
 import math
 from typing import Any
 
@@ -12,6 +14,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+# torch 2.13 renames the keyword and warns of the old one.
+_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
+_SETTINGS: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
 # DeepSpeed's fp16 defaults: initial_scale_power 16, loss_scale_window 1000.
 _INITIAL_SCALE, _SCALE_WINDOW = 2.0**16, 1000
 
@@ -29,7 +35,9 @@ class DDPEngine:
     ) -> None:
         self.module = model
         self.params = [p for p in model.parameters() if p.requires_grad]
-        self.ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        # The buffers of these models are constants; broadcasting them in every forward, DDP's default, would put a
+        # collective into the baseline that no strategy of DeepSpeed has.
+        self.ddp = DistributedDataParallel(model, **_SETTINGS)
         self.low_precision = self.params[0].dtype != torch.float32
         self.masters = [p.detach().clone().float() for p in self.params] if self.low_precision else self.params
         self.optimizer = make_optimizer(self.masters)
@@ -55,9 +63,10 @@ class DDPEngine:
         self.micro_steps += 1
         if self.micro_steps % self.gas:
             return
-        grads = [p.grad for p in self.params if p.grad is not None]
-        norm = float(nn.utils.get_total_norm(grads)) / self.scale
-        if self.scale != 1.0 and not math.isfinite(norm):
+        # In fp32: the square of a scaled fp16 gradient is soon above what fp16 can hold.
+        squares = [float(p.grad.float().norm()) ** 2 for p in self.params if p.grad is not None]
+        norm = math.sqrt(sum(squares)) / self.scale
+        if self.low_precision and not math.isfinite(norm):
             self._skip()
             return
         factor = self.scale * max(1.0, (norm + 1e-6) / self.clip if self.clip else 1.0)
@@ -79,7 +88,7 @@ class DDPEngine:
     def _skip(self) -> None:
         self.skipped_steps += 1
         self.good_steps = 0
-        self.scale /= 2
+        self.scale = max(self.scale / 2, 1.0)
         self._zero_grad()
 
     def _zero_grad(self) -> None:

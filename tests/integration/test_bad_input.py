@@ -1,5 +1,7 @@
 """A user's mistake, through the real command line: one clear message, exit status 2, no traceback, nothing lost."""
 
+import json
+
 import pytest
 import yaml
 from conftest import zerostage
@@ -81,6 +83,36 @@ def test_rows_of_another_stack_are_never_mixed_in(run_of_two):
     assert done.returncode == 0
     assert "2 earlier rows put aside" in done.stdout
     assert len(list(run.glob("superseded/*/records/*.json"))) == 2
+
+
+def test_a_refused_fresh_run_moves_no_row(run_of_two):
+    path, run = run_of_two
+    manifest = run / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"num_cores": ', '"num_cores": 9'))
+    before = sorted(record.name for record in (run / "records").iterdir())
+    refused(zerostage("run", path, "--results", run.parent, "--fresh", "--only", "z1"), "another stack")
+    assert sorted(record.name for record in (run / "records").iterdir()) == before
+
+
+def test_a_copied_record_is_not_another_repeat(run_of_two):
+    _, run = run_of_two
+    first = min((run / "records").iterdir())
+    (run / "records" / "copy.json").write_text(first.read_text())
+    refused(zerostage("report", run), "copy.json", "copy of record")
+
+
+@pytest.mark.parametrize("name", ["[red]hot", "x[/red]", "[/bold]", ":smile:"])
+def test_markup_in_a_name_is_text(tmp_path, name):
+    (tmp_path / name).mkdir(parents=True)
+    path = tmp_path / name / "cells.yaml"
+    path.write_text(yaml.safe_dump({"matrix": GOOD | {"world_size": 99, "model": f"./{name}"}}))
+    (tmp_path / name / name).mkdir(parents=True)
+    config = {"model_type": "llama", "vocab_size": 512, "hidden_size": 64, "num_attention_heads": 4}
+    (tmp_path / name / name / "config.json").write_text(json.dumps(config))
+    for command in ("plan", "run", "run"):
+        done = zerostage(command, path, "--results", tmp_path / name / "runs")
+        assert done.returncode == 0, done.stderr
+        assert name.split("/")[-1] in done.stdout
 
 
 def test_report_of_a_folder_that_is_no_run_is_refused(tmp_path):

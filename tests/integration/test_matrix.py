@@ -101,19 +101,20 @@ def test_only_ddp_reduces_while_backward_still_runs(rows):
     def reductions(strategy):
         return [row for row in rows[strategy, 1].comm.collectives if row.op == "all_reduce"]
 
-    assert [row.num_elements for row in reductions("ddp")] == [PSI]
+    assert traffic(rows["ddp", 1]) == {("backward", "all_reduce"): (PSI, 1)}
     assert all(row.during_autograd for row in reductions("ddp"))
     assert not any(row.during_autograd for row in reductions("z0"))
 
 
 def test_steady_memory_is_what_each_strategy_holds(rows):
     per_param = {key: record.memory.ranks[0].steady_bytes / PSI for key, record in rows.items()}
-    buffers = 16 * 2 / PSI  # rotary frequencies, bf16
-    # bf16 parameters, fp32 master copy, two fp32 moments per parameter, and 40 4-byte step counters.
+    # bf16 parameters, fp32 master copy, two fp32 moments per parameter; step counters and rotary frequencies are few.
     assert per_param["z0", 1] == pytest.approx(2 + 12, abs=0.002)
     assert per_param["ddp", 1] == pytest.approx(2 + 12 + 2, abs=0.002)  # and DDP's gradient bucket
     assert per_param["z3", 1] == pytest.approx((2 + 12 + 2) / 2 + 2 * BUCKET / PSI, abs=0.02)
-    assert per_param["z1", 1] >= 2 + 12 / 2 + buffers
+    # Stages 1 and 2 of deepspeed 0.19.8 also keep the gradients of the last bucket: another 2 bytes.
+    assert per_param["z1", 1] == pytest.approx(2 + 12 / 2 + 2, abs=0.002)
+    assert per_param["z2", 1] == per_param["z1", 1]
 
 
 def test_sharding_lowers_memory_in_the_order_of_the_stages(rows):

@@ -58,6 +58,14 @@ def test_activations_saved_for_backward_are_live_until_backward():
         assert meter.allocated_bytes() == 40_000  # the gradient
 
 
+def test_tensors_without_memory_here_are_not_counted():
+    with StorageMeter() as meter:
+        shapes = torch.zeros(1000, device="meta")
+        sparse = torch.zeros(10, 10).to_sparse()
+        assert meter.allocated_bytes() < 1000
+    assert shapes.numel() + sparse.numel() == 1100
+
+
 def test_a_resized_storage_changes_the_count():
     with StorageMeter() as meter:
         tensor = torch.zeros(10)
@@ -112,6 +120,16 @@ def test_a_collective_issued_inside_backward_is_told_apart(four_ranks):
         (weight * 2).sum().backward()
         dist.all_reduce(weight.grad)
     assert [event.during_autograd for event in recorder.events] == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_a_functional_collective_is_recorded_too(four_ranks):
+    import torch.distributed._functional_collectives as functional
+
+    with CollectiveRecorder() as recorder:
+        functional.all_reduce(torch.zeros(100), "sum", dist.group.WORLD).wait()
+    (event,) = recorder.events
+    assert (event.op, event.num_bytes) == ("functional.all_reduce", 400)
 
 
 def test_nothing_is_recorded_outside_the_recorder(four_ranks):

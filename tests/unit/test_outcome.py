@@ -71,6 +71,7 @@ def result(entry: PlannedCell, **changes: Any) -> dict[str, Any]:
             "model_dtype": "bfloat16",
         },
         "skipped_steps": 0,
+        "num_threads": 1,
         "memory_kind": "live tensor storages",
         "ranks": [rank() for _ in range(cell.world_size)],
     } | changes
@@ -104,7 +105,6 @@ def judge(
         launch=launch,
         timeout_s=900.0,
         device=device,
-        model_config=load_config(entry.cell.model),
         num_cores=num_cores,
     )
     assert Record.model_validate(record.model_dump()) == record
@@ -378,7 +378,7 @@ def test_every_doubt_is_named_and_invalid_wins(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_cores", "device", "reasons"),
-    [(1, "cpu", ["2 ranks share 1 cores"]), (2, "cpu", []), (1, "cuda", [])],
+    [(1, "cpu", ["2 ranks of 1 threads share 1 cores"]), (2, "cpu", []), (1, "cuda", [])],
 )
 def test_more_ranks_than_cores_make_the_times_suspect_and_nothing_else(
     tmp_path: Path, num_cores: int, device: str, reasons: list[str]

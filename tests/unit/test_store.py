@@ -307,7 +307,11 @@ def test_nothing_to_supersede_makes_no_folder(tmp_path: Path) -> None:
 
 
 def test_manifest_reads_back(tmp_path: Path) -> None:
-    write_json(tmp_path / "manifest.json", {"manifest_version": MANIFEST_VERSION, "cells": []})
+    write_json(
+        tmp_path / "manifest.json",
+        {key: [] for key in ("scenario", "scenario_path", "scenario_name", "cells", "environment")}
+        | {"manifest_version": MANIFEST_VERSION},
+    )
     assert read_manifest(tmp_path)["cells"] == []
 
 

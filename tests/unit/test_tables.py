@@ -91,6 +91,22 @@ def test_suspect_times_mark_the_throughput_and_not_the_bytes(record):
     assert any(note.startswith("? times are suspect: 4 ranks share 2 cores") for note in footers(frame([crowded]), {}))
 
 
+def test_a_ratio_to_a_doubtful_baseline_is_doubtful(record):
+    doubtful = row(record, "z0", 2, 50.0, validity="suspect", validity_reasons=["x"])
+    assert cells([doubtful, row(record, "z1", 2, 100.0)])["z1"]["N=2 vs z0"] == "2.00x?"
+
+
+def test_models_of_the_same_last_name_never_share_a_table(record):
+    other = record.cell.model_copy(update={"model": "./elsewhere/" + record.cell.model_name})
+    twin = record.model_copy(update={"cell": other, "cell_id": "0123456789ab"})
+    assert len({table.group for table in tables(frame([record, twin]), "gradient_accumulation_steps")}) == 2
+
+
+def test_without_z0_ratios_are_to_the_first_strategy(record):
+    found = cells([row(record, "z1", 2, 100.0), row(record, "z3", 2, 50.0)])
+    assert found["z3"]["N=2 vs z1"] == "0.50x"
+
+
 def test_rows_that_differ_in_another_setting_never_share_a_table(record):
     longer = record.cell.model_copy(update={"seq_length": 4096})
     other = record.model_copy(update={"cell": longer, "cell_id": longer.cell_id, "label": longer.label})
