@@ -35,6 +35,7 @@ _NAMES = {
     "barrier": "barrier",
     "monitored_barrier_": "barrier",
 }
+_NOT_COLLECTIVES = {"_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class CollectiveRecorder(TorchDispatchMode):
     ) -> Any:
         if func.namespace == "c10d":
             self._record(func._schema.name.removeprefix("c10d::"), (*args, *(kwargs or {}).values()))
-        elif func.namespace == "_c10d_functional" and not func._schema.name.endswith("wait_tensor"):
+        elif func.namespace == "_c10d_functional" and func._schema.name not in _NOT_COLLECTIVES:
             # torch's functional collectives do not pass c10d here; no wire model knows their names yet.
             self._record(func._schema.name.replace("_c10d_functional::", "functional."), args)
         return func(*args, **(kwargs or {}))

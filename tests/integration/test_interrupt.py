@@ -61,6 +61,8 @@ def test_ctrl_c_ends_every_process_and_says_how_to_go_on(scenario_file, number):
     runner = start(path)
     wait_for(lambda: len(ranks(run)) == 2)
     runner.send_signal(number)
+    time.sleep(0.02)
+    runner.send_signal(number)  # an impatient user; the second must not break into the clean-up
     _, errors = runner.communicate(timeout=60)
     assert runner.returncode == 130
     assert errors == "interrupted: finished cells are kept, the same command goes on from there\n"

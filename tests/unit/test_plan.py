@@ -8,6 +8,7 @@ from bench.cell import Cell
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config
 from bench.models.counts import count_params
+from bench.outcome import skipped
 from bench.plan import PlannedCell, Resources, plan, plan_file, select, unused_rules
 from bench.scenario import Data, Optimizer, Scenario
 
@@ -416,3 +417,16 @@ def test_bytes_as_tokens_need_a_vocabulary_of_256(tmp_path: Path) -> None:
 )
 def test_a_glob_may_cover_several_parts_of_the_label(glob: str, found: bool) -> None:
     assert Cell(model="llama-tiny", strategy="z1", world_size=2).matches(glob) is found
+
+
+def test_a_model_edited_after_planning_changes_neither_config_nor_id(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    file = tmp_path / "m" / "config.json"
+    file.write_text(json.dumps(load_config("llama-tiny")))
+    model = str(tmp_path / "m")
+    (entry,) = plan(scenario(model=model, world_size=99), LARGE)
+    file.write_text(json.dumps(load_config("llama-small")))
+    record = skipped(entry, 0, "cpu")
+    assert record.cell_id == entry.cell_id != entry.cell.cell_id
+    assert record.num_params == count_params(load_config("llama-tiny")).total  # type: ignore[union-attr]
+    assert entry.config == load_config("llama-tiny")
