@@ -199,6 +199,8 @@ def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) ->
     folder = extensions.folder(versions)
     env = deepspeed.environment(device, folder)
     argv = [sys.executable, "-m", "bench.worker.prebuild"]
-    with console.status("set-up: compiling DeepSpeed's C++ op (once per stack, about a minute)"):
+    if not extensions.is_built(folder, versions):
+        console.print("set-up: compiling DeepSpeed's C++ op, once per environment, about a minute")
+    with console.status("compiling"):
         extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / "setup.log")
     return env

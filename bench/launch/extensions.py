@@ -67,6 +67,15 @@ def clear_stale_locks(extensions: Path) -> None:
                 lock.unlink()
 
 
+def _stamp(extensions: Path, stack: dict[str, object]) -> Path:
+    return extensions / f"zerostage.built-{_key(stack)}"
+
+
+def is_built(extensions: Path, stack: dict[str, object]) -> bool:
+    """Whether `prepare` has built the ops for this environment."""
+    return _stamp(extensions, stack).exists()
+
+
 def prepare(
     extensions: Path,
     stack: dict[str, object],
@@ -82,7 +91,6 @@ def prepare(
     Raises:
         LaunchError: the build failed or did not end; the log is named.
     """
-    stamp = extensions / f"zerostage.built-{_key(stack)}"
     try:
         extensions.mkdir(parents=True, exist_ok=True)
         lock = (extensions / "zerostage.lock").open("w")
@@ -90,7 +98,7 @@ def prepare(
         raise LaunchError(f"{extensions}: cannot write ({error.strerror}); set TORCH_EXTENSIONS_DIR") from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one builder at a time; it falls when this process ends
-        if stamp.exists():
+        if is_built(extensions, stack):
             return
         if "TORCH_EXTENSIONS_DIR" not in os.environ:
             clear_stale_locks(extensions)
@@ -100,4 +108,4 @@ def prepare(
                 f"DeepSpeed's C++ op could not be built (see {log}); a C++ compiler (g++) is needed, and the "
                 "packages of zerostage[run]; a lock file left in {extensions}/* by a killed build also stops it"
             )
-        stamp.touch()
+        _stamp(extensions, stack).touch()
