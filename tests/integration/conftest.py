@@ -15,7 +15,7 @@ def zerostage(*arguments, fault=None, **variables):
     if fault:
         env |= {"PYTHONPATH": str(FAULTS), "ZEROSTAGE_TEST_FAULT": fault}
     return subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)], env=env, capture_output=True, text=True, timeout=840
+        [sys.executable, "-m", "bench", *map(str, arguments)], env=env, capture_output=True, text=True, timeout=1700
     )
 
 
