@@ -1,6 +1,5 @@
 """The runner is killed in the middle of the matrix: nothing is lost, nothing is left, the rest is measured."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,9 +14,17 @@ from bench.store import read_records
 pytestmark = pytest.mark.ranks
 
 
+def default_signals():
+    """What a runner started in a terminal has; a test run started with nohup or & ignores some of them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(path):
     argv = [sys.executable, "-m", "bench", "run", str(path), "--results", str(path.parent / "runs")]
-    return subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    return subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=default_signals
+    )
 
 
 def wait_for(condition, seconds=240):
