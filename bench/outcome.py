@@ -25,6 +25,7 @@ from bench.record import (
     Validity,
 )
 from bench.status import judge_launch
+from bench.zero.stages import STRATEGIES
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
 # A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
@@ -83,10 +84,6 @@ def _memory(kind: str, ranks: list[dict[str, Any]]) -> Memory:
     )
 
 
-def _is_control(row: dict[str, Any]) -> bool:
-    return int(row["num_elements"]) <= CONTROL_ELEMENTS
-
-
 def comm(ranks: list[list[dict[str, Any]]], steady: bool, backend: str) -> Comm:
     """Sum up the collectives of one step, given per rank; control collectives stay out of all totals but their own."""
     rows = [
@@ -95,7 +92,9 @@ def comm(ranks: list[list[dict[str, Any]]], steady: bool, backend: str) -> Comm:
     ]
     data = [row for row in rows if row.num_elements > CONTROL_ELEMENTS]
     count = sum(row.count for row in data)
-    by_rank = [sum(row["num_bytes"] * row["count"] for row in rank if not _is_control(row)) for rank in ranks]
+    by_rank = [
+        sum(row["num_bytes"] * row["count"] for row in rank if row["num_elements"] > CONTROL_ELEMENTS) for rank in ranks
+    ]
     known = all(row.wire_bytes is not None for row in data)
     return Comm(
         backend=backend,
@@ -117,7 +116,7 @@ def _differences(cell: Cell, effective: dict[str, Any]) -> list[str]:
         "train_batch_size": cell.train_batch_size,
         "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
         "gradient_accumulation_steps": cell.gradient_accumulation_steps,
-        "zero_stage": None if cell.strategy == "ddp" else int(cell.strategy[1]),
+        "zero_stage": STRATEGIES[cell.strategy].zero_stage,
         "model_dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[cell.dtype],
     }
     return [

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from bench.record import Record
+from bench.zero.stages import STRATEGIES
 
 # The settings that make two rows comparable: equal in all of these, they differ only in strategy and GPU count.
 CONTROLS = [
@@ -30,7 +31,7 @@ def _row(record: Record) -> dict[str, Any]:
         "model": cell.model,
         "num_params": record.num_params,
         "strategy": cell.strategy,
-        "zero_stage": None if cell.strategy == "ddp" else int(cell.strategy[1]),
+        "zero_stage": STRATEGIES[cell.strategy].zero_stage,
         "world_size": cell.world_size,
         "num_nodes": cell.num_nodes,
         "train_batch_size": record.train_batch_size,

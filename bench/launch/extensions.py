@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.errors import LaunchError
@@ -84,13 +84,14 @@ def prepare(
     *,
     run: Path,
     log: Path,
-    on_tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Run ``argv``, which builds the ops into ``extensions``, unless that was done before for this environment.
 
     Raises:
         LaunchError: the build failed or did not end; the log is named.
     """
+    if is_built(extensions, stack):
+        return  # before the lock, which the launches of another run may hold for long
     try:
         extensions.mkdir(parents=True, exist_ok=True)
         lock = (extensions / "zerostage.lock").open("w")
@@ -99,13 +100,13 @@ def prepare(
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one builder at a time; it falls when this process ends
         if is_built(extensions, stack):
-            return
+            return  # by the run that this one waited for
         if "TORCH_EXTENSIONS_DIR" not in os.environ:
             clear_stale_locks(extensions)
-        ended = launch(argv, env, run=run, log=log, timeout_s=BUILD_TIMEOUT_S, on_tick=on_tick)
+        ended = launch(argv, env, run=run, log=log, timeout_s=BUILD_TIMEOUT_S)
         if ended.status != 0:
             raise LaunchError(
                 f"DeepSpeed's C++ op could not be built (see {log}); a C++ compiler (g++) is needed, and the "
-                "packages of zerostage[run]; a lock file left in {extensions}/* by a killed build also stops it"
+                f"packages of zerostage[run]; a lock file left in {extensions}/* by a killed build also stops it"
             )
         _stamp(extensions, stack).touch()

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench.errors import LaunchError
 from bench.launch import extensions
 from bench.launch.processes import kill_marked, marked
 
@@ -126,3 +127,20 @@ def test_folder_without_locks_costs_no_waiting(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(extensions.time, "sleep", lambda seconds: pytest.fail("waited"))
     extensions.clear_stale_locks(tmp_path)
     extensions.clear_stale_locks(tmp_path / "absent")
+
+
+def test_a_build_that_is_done_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launches of another run hold the folder's lock for minutes; a finished build must not need it."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    stack: dict[str, object] = {"torch": "1"}
+    extensions.prepare(tmp_path, stack, ["true"], {}, run=tmp_path, log=tmp_path / "log")
+    with extensions.in_use(tmp_path):
+        extensions.prepare(tmp_path, stack, ["false"], {}, run=tmp_path, log=tmp_path / "log")
+
+
+def test_a_failed_build_names_folder_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    with pytest.raises(LaunchError) as caught:
+        extensions.prepare(tmp_path, {}, ["false"], {}, run=tmp_path, log=tmp_path / "log")
+    assert f"{tmp_path}/*" in str(caught.value)
+    assert str(tmp_path / "log") in str(caught.value)
