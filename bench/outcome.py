@@ -22,10 +22,10 @@ from bench.record import (
     Theory,
     Throughput,
     Timing,
-    Validity,
+    verdict,
 )
 from bench.status import judge_launch
-from bench.zero.stages import STRATEGIES
+from bench.validity.examine import examine
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
 # A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
@@ -110,44 +110,6 @@ def comm(ranks: list[list[dict[str, Any]]], steady: bool, backend: str) -> Comm:
     )
 
 
-def _differences(cell: Cell, effective: dict[str, Any]) -> list[str]:
-    asked = {
-        "world_size": cell.world_size,
-        "train_batch_size": cell.train_batch_size,
-        "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
-        "gradient_accumulation_steps": cell.gradient_accumulation_steps,
-        "zero_stage": STRATEGIES[cell.strategy].zero_stage,
-        "model_dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[cell.dtype],
-    }
-    return [
-        f"asked for {key} {value}, the engine runs {effective[key]}"
-        for key, value in asked.items()
-        if key in effective and effective[key] != value
-    ]
-
-
-def _validity(
-    cell: Cell,
-    result: dict[str, Any],
-    losses: list[float | None],
-    expected_params: int | None,
-) -> tuple[Validity, list[str]]:
-    """Judge what can be judged without a reference run; the best verdict so far is ``unchecked``."""
-    invalid, suspect = [], []
-    if None in losses:
-        invalid.append("the loss is not finite")
-    if result["skipped_steps"]:
-        suspect.append(f"{result['skipped_steps']} optimizer steps were skipped: their time is not a step's time")
-    suspect += _differences(cell, result["effective"])
-    if expected_params is not None and expected_params != result["num_params"]:
-        suspect.append(f"the model has {result['num_params']} parameters, its configuration says {expected_params}")
-    if not all(rank["steady"] for rank in result["ranks"]):
-        suspect.append("two counted steps moved different bytes")
-    if invalid or suspect:
-        return ("invalid" if invalid else "suspect"), invalid + suspect
-    return "unchecked", ["loss and gradients were not compared with a reference run"]
-
-
 def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
     """Return the row of a cell that the plan refuses."""
     return _blank(planned, repeat, device, "skipped", planned.skip_reason)
@@ -205,12 +167,12 @@ def outcome(
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, ranks, device, result["num_threads"], num_cores)
-    validity, reasons = _validity(cell, result, losses, params.total if params else None)
+    findings = examine(cell, result, losses, params.total if params else None)
     return record.model_copy(
         update={
             "num_params": result["num_params"],
-            "validity": validity,
-            "validity_reasons": reasons,
+            "validity": verdict(findings),
+            "findings": findings,
             "device_name": result["device_name"],
             "stack": result["stack"],
             "num_threads": result["num_threads"],

@@ -12,9 +12,21 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from bench.cell import Cell
 from bench.errors import StoreError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-Status = Literal["completed", "oom", "timeout", "crashed", "config_error", "unsupported", "silent_exit", "skipped"]
+Status = Literal[
+    "completed",
+    "oom",
+    "host_oom",
+    "timeout",
+    "hang",
+    "config_error",
+    "build_error",
+    "unsupported",
+    "crashed",
+    "silent_exit",
+    "skipped",
+]
 Validity = Literal["valid", "suspect", "invalid", "unchecked"]
 
 
@@ -54,6 +66,35 @@ class Throughput(_Model):
     peak_tflops_per_gpu: float | None
 
 
+class Finding(_Model):
+    """What one check of the suite found. ``verdict`` ``note`` informs and lowers no validity.
+
+    ``affects``: ``figures`` (time, memory, traffic cannot be relied on) or ``training`` (the run does not train as
+    was asked, its other figures stand).
+    """
+
+    check: str
+    verdict: Literal["invalid", "suspect", "unchecked", "note"]
+    text: str
+    affects: Literal["figures", "training"] = "figures"
+
+
+class MemoryPoint(_Model):
+    """What holds a rank's memory at one moment of the counted step; ``bytes`` by category sum to ``total_bytes``.
+
+    ``point``: ``init`` (engine built), ``forward`` (end of the last forward), ``backward`` (end of the last backward),
+    ``step`` (highest inside the optimizer step), ``peak`` (highest of the whole step). ``where`` is the phase, and the
+    module if any, that was running. ``predicted`` holds, by category, what theory-in-practice expects
+    (bench.zero.memory), where it has an answer.
+    """
+
+    point: str
+    where: str
+    total_bytes: int
+    bytes: dict[str, int]
+    predicted: dict[str, float] = {}
+
+
 class RankMemory(_Model):
     """Bytes on one rank. ``init_peak_bytes``: building model and engine; the rest: one settled optimizer step."""
 
@@ -62,6 +103,35 @@ class RankMemory(_Model):
     peak_allocated_bytes: int
     peak_reserved_bytes: int | None
     host_peak_rss_bytes: int
+    points: list[MemoryPoint] = []
+
+
+class Shards(_Model):
+    """Elements that one rank really holds, summed over its tensors, padding included.
+
+    ``gradients`` at the end of the last backward; ``None`` where the engine keeps none that could be found.
+    """
+
+    parameters: int
+    gradients: int | None
+    optimizer_states: int
+
+
+class Parity(_Model):
+    """Loss and global gradient norm (before clipping) per optimizer step, beside those of the reference run.
+
+    The reference is plain PyTorch in one process on the same global batches (bench.worker.reference).
+    """
+
+    reference: str
+    losses: list[float | None]
+    reference_losses: list[float | None]
+    grad_norms: list[float | None]
+    reference_grad_norms: list[float | None]
+    loss_tolerance: float
+    grad_norm_tolerance: float
+    worst_loss_difference: float | None
+    worst_grad_norm_difference: float | None
 
 
 class Memory(_Model):
@@ -86,6 +156,7 @@ class Collective(_Model):
     during_autograd: bool
     count: int
     wire_bytes: float | None
+    group: Literal["intra-node", "inter-node"] = "intra-node"
 
 
 class Comm(_Model):
@@ -114,6 +185,26 @@ class Theory(_Model):
     comm_wire_bytes_per_step: float
 
 
+class Volume(_Model):
+    """Bytes that DeepSpeed's practice predicts for one optimizer step, by phase, operation and dtype.
+
+    ``num_bytes`` are those of the larger side, as in ``Collective``, summed over the calls.
+    """
+
+    phase: str
+    op: str
+    dtype: str
+    num_bytes: int
+
+
+class Practice(_Model):
+    """What DeepSpeed's code, as read and modelled in bench.zero.practice, moves for this cell."""
+
+    volumes: list[Volume]
+    comm_bytes_per_step: int
+    comm_wire_bytes_per_step: float | None
+
+
 class Launch(_Model):
     """What the parent process saw."""
 
@@ -126,13 +217,15 @@ class Launch(_Model):
 
 
 class Failure(_Model):
-    """The first exception of any rank, if one was left."""
+    """The first exception of any rank, if one was left. ``requested_bytes``: of the allocation that failed."""
 
     rank: int
     activity: str
     type: str
     message: str
     traceback: list[str]
+    phase: str | None = None
+    requested_bytes: int | None = None
 
 
 class Record(_Model):
@@ -149,25 +242,48 @@ class Record(_Model):
     status: Status
     reason: str | None = None
     validity: Validity = "unchecked"
-    validity_reasons: list[str] = []
+    findings: list[Finding] = []
+    requested_stack: str | None = None
     device: str
     device_name: str | None = None
     stack: dict[str, str] = {}
     num_threads: int | None = None
-    effective: dict[str, str | int | None] = {}
+    effective: dict[str, Any] = {}
     timing: Timing | None = None
     throughput: Throughput | None = None
     memory: Memory | None = None
     comm: Comm | None = None
     theory: Theory | None = None
+    practice: Practice | None = None
+    shards: list[Shards] = []
+    parity: Parity | None = None
     losses: list[float | None] = []
     skipped_steps: int | None = None
+    trace_invalidations: int | None = None
     failure: Failure | None = None
     launch: Launch | None = None
 
 
+def verdict(findings: list[Finding]) -> Validity:
+    """Return the validity that ``findings`` amount to: the worst of them, ``valid`` when none lowers it."""
+    found = {finding.verdict for finding in findings}
+    worst: tuple[Validity, ...] = ("invalid", "suspect", "unchecked")
+    return next((word for word in worst if word in found), "valid")
+
+
+def _from_1(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 2 keeps each reason with the check that found it; version 1 had no reference run."""
+    kind = data["validity"]
+    reasons = data.pop("validity_reasons")
+    return data | {
+        "findings": [
+            {"check": "record version 1", "verdict": kind, "text": text} for text in reasons if kind != "valid"
+        ]
+    }
+
+
 # UPGRADES[n] turns the content of a version n record into version n + 1.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
 
 
 def parse_record(text: str, name: str) -> Record:

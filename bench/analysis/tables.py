@@ -89,11 +89,13 @@ def _combined(rows: pd.DataFrame, column: str) -> float | None:
 
 
 def _mark(metric: Metric, good: pd.DataFrame) -> str:
-    """Return ``?`` for a number that must not be relied on: times only, or the whole row."""
+    """Return ``?`` for a number not to be relied on, ``†`` where only the training is doubted."""
     late = (
         metric.theory is None and "timing_suspect_reasons" in good and good["timing_suspect_reasons"].astype(bool).any()
     )
-    return "?" if late or "suspect" in set(good["validity"]) else ""
+    if late or good["figures_suspect"].any():
+        return "?"
+    return "†" if "suspect" in set(good["validity"]) else ""
 
 
 def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[str]:
@@ -108,7 +110,7 @@ def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[s
         shown = [words, ""]
     else:
         mark, base = _mark(metric, good), _combined(baseline, metric.column)
-        doubt = mark or _mark(metric, baseline)
+        doubt = "?" if "?" in (mark, _mark(metric, baseline)) else ""
         some = f" ({len(bad)} of {len(rows)} {words})" if len(bad) else ""
         shown = [metric.write(value) + mark + some, f"{value / base:.2f}x{doubt}" if base else ""]
     if metric.theory:
@@ -211,9 +213,10 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
             for why, group in late.groupby("timing_suspect_reasons", sort=False)
         ]
     doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
-    for (verdict, reasons), group in doubtful.groupby(["validity", "validity_reasons"], sort=False):
-        mark = "? " if verdict == "suspect" else ""
-        lines.append(f"{mark}{verdict}: {reasons} [{', '.join(group['label'])}]")
+    keys = ["validity", "figures_suspect", "validity_reasons"]
+    for (verdict, figures, reasons), group in doubtful.groupby(keys, sort=False):
+        words = verdict if verdict == "invalid" else "? suspect" if figures else "† trains otherwise"
+        lines.append(f"{words}: {reasons} [{', '.join(group['label'])}]")
     failed = frame[frame["status"] != "completed"]
     if not failed[failed["status"] != "skipped"].empty:
         lines.append(

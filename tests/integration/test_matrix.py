@@ -132,7 +132,7 @@ def test_all_strategies_train_on_the_same_data_from_the_same_weights(rows):
         assert len(record.losses) == 5 + 1 + 3
         assert record.skipped_steps == 0
         assert record.validity == "unchecked"
-        assert record.validity_reasons
+        assert record.findings
 
 
 def test_the_engine_is_asked_what_it_runs(rows):

@@ -4,7 +4,7 @@ import pytest
 
 from bench.analysis.frame import frame
 from bench.analysis.tables import footers, markdown, tables
-from bench.record import parse_record
+from bench.record import Finding, parse_record
 
 V1 = Path(__file__).parents[1] / "data" / "records" / "v1-completed.json"
 
@@ -23,6 +23,10 @@ def row(record, strategy, world_size, tokens=None, repeat=0, **changes):
     else:
         new["throughput"] = record.throughput.model_copy(update={"tokens_per_second_per_gpu": tokens})
     return record.model_copy(update=new)
+
+
+def found(verdict, text, affects="figures"):
+    return Finding(check="a check", verdict=verdict, text=text, affects=affects)
 
 
 def cells(records, title="Throughput"):
@@ -70,15 +74,15 @@ def test_repeats_are_combined_by_their_median_and_failed_ones_are_counted(record
 
 
 def test_an_invalid_row_shows_no_number_and_is_no_baseline(record):
-    wrong = row(record, "z0", 2, 50.0, validity="invalid", validity_reasons=["the loss is not finite"])
-    found = cells([wrong, row(record, "z1", 2, 50.0)])
-    assert found["z0"]["N=2 N=2"] == "invalid"
-    assert found["z0"]["N=2 ms"] == ""
-    assert found["z1"]["N=2 vs z0"] == ""
+    wrong = row(record, "z0", 2, 50.0, validity="invalid", findings=[found("invalid", "the loss is not finite")])
+    shown = cells([wrong, row(record, "z1", 2, 50.0)])
+    assert shown["z0"]["N=2 N=2"] == "invalid"
+    assert shown["z0"]["N=2 ms"] == ""
+    assert shown["z1"]["N=2 vs z0"] == ""
 
 
 def test_a_suspect_row_is_marked_and_explained(record):
-    doubtful = row(record, "z0", 2, 50.0, validity="suspect", validity_reasons=["4 ranks on 2 cores"])
+    doubtful = row(record, "z0", 2, 50.0, validity="suspect", findings=[found("suspect", "4 ranks on 2 cores")])
     assert cells([doubtful])["z0"]["N=2 N=2"] == "50?"
     assert any(note.startswith("? suspect: 4 ranks on 2 cores") for note in footers(frame([doubtful]), {}))
 
@@ -92,8 +96,16 @@ def test_suspect_times_mark_the_throughput_and_not_the_bytes(record):
 
 
 def test_a_ratio_to_a_doubtful_baseline_is_doubtful(record):
-    doubtful = row(record, "z0", 2, 50.0, validity="suspect", validity_reasons=["x"])
+    doubtful = row(record, "z0", 2, 50.0, validity="suspect", findings=[found("suspect", "x")])
     assert cells([doubtful, row(record, "z1", 2, 100.0)])["z1"]["N=2 vs z0"] == "2.00x?"
+
+
+def test_a_row_that_trains_otherwise_keeps_its_figures_and_is_marked(record):
+    odd = row(record, "z0", 2, 50.0, validity="suspect", findings=[found("suspect", "one step more", "training")])
+    shown = cells([odd, row(record, "z1", 2, 100.0)])
+    assert shown["z0"]["N=2 N=2"] == "50†"
+    assert shown["z1"]["N=2 vs z0"] == "2.00x"
+    assert any(note.startswith("† trains otherwise: one step more") for note in footers(frame([odd]), {}))
 
 
 def test_models_of_the_same_last_name_never_share_a_table(record):
