@@ -13,7 +13,8 @@ def zerostage(*arguments, fault=None, **variables):
     """Run the command line as a user does; return the finished process, its text captured."""
     env = dict(os.environ) | variables
     if fault:
-        env |= {"PYTHONPATH": str(FAULTS), "ZEROSTAGE_TEST_FAULT": fault}
+        path = os.pathsep.join(filter(None, [str(FAULTS), os.environ.get("PYTHONPATH")]))
+        env |= {"PYTHONPATH": path, "ZEROSTAGE_TEST_FAULT": fault}
     return subprocess.run(
         [sys.executable, "-m", "bench", *map(str, arguments)], env=env, capture_output=True, text=True, timeout=1700
     )
