@@ -26,6 +26,7 @@ from bench.record import (
 )
 from bench.status import judge_launch
 from bench.validity.examine import examine
+from bench.validity.ranks import clock
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
 # A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
@@ -33,7 +34,8 @@ CONTROL_ELEMENTS = 8
 LOG_TAIL_LINES = 40
 
 
-def _timing(cell: Cell, ranks: list[dict[str, Any]], device: str, num_threads: int, num_cores: int) -> Timing:
+def _timing(cell: Cell, result: dict[str, Any], device: str, num_cores: int) -> Timing:
+    ranks, num_threads = result["ranks"], result["num_threads"]
     walls, cpus = ([rank[key] for rank in ranks] for key in ("step_times_s", "step_thread_cpu_s"))
     slowest = [max(step) for step in zip(*walls, strict=True)]
     quartiles = statistics.quantiles(slowest, n=4) if len(slowest) > 1 else [slowest[0]] * 3
@@ -44,9 +46,14 @@ def _timing(cell: Cell, ranks: list[dict[str, Any]], device: str, num_threads: i
         step_thread_cpu_s=statistics.median(max(step) for step in zip(*cpus, strict=True)),
         step_times_s=walls,
         step_thread_cpu_times_s=cpus,
-        suspect_reasons=[f"{cell.world_size} ranks of {num_threads} threads share {num_cores} cores"]
-        if device == "cpu" and cell.world_size * num_threads > num_cores
-        else [],
+        suspect_reasons=[
+            *clock(cell, result),
+            *(
+                [f"{cell.world_size} ranks of {num_threads} threads share {num_cores} cores"]
+                if device == "cpu" and cell.world_size * num_threads > num_cores
+                else []
+            ),
+        ],
     )
 
 
@@ -153,8 +160,12 @@ def outcome(
     timeout_s: float,
     device: str,
     num_cores: int,
+    references: dict[int, dict[str, Any]],
 ) -> Record:
-    """Return the record of a launched cell, from the files in ``work`` and how the launch ended."""
+    """Return the record of a launched cell, from the files in ``work`` and how the launch ended.
+
+    ``references``: what `bench.references.find` has for the cell.
+    """
     cell, params = planned.cell, planned.params
     status, reason, failure = judge_launch(work, launch.exit_status, timeout_s)
     record = _blank(planned, repeat, device, status, reason)
@@ -166,13 +177,15 @@ def outcome(
     ranks = result["ranks"]
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
-    timing = _timing(cell, ranks, device, result["num_threads"], num_cores)
-    findings = examine(cell, result, losses, params.total if params else None)
+    timing = _timing(cell, result, device, num_cores)
+    compared, findings = examine(cell, result, losses, params.total if params else None, references)
     return record.model_copy(
         update={
             "num_params": result["num_params"],
             "validity": verdict(findings),
             "findings": findings,
+            "parity": compared,
+            "shards": [rank["shards"] for rank in ranks],
             "device_name": result["device_name"],
             "stack": result["stack"],
             "num_threads": result["num_threads"],

@@ -118,9 +118,11 @@ class Shards(_Model):
 
 
 class Parity(_Model):
-    """Loss and global gradient norm (before clipping) per optimizer step, beside those of the reference run.
+    """Loss and gradient norms per optimizer step, beside those of the reference run. Differences are relative.
 
-    The reference is plain PyTorch in one process on the same global batches (bench.worker.reference).
+    ``grad_norms`` are global and before clipping, as the engine reports them on rank 0 (``None``: it reports none);
+    ``applied_grad_norms`` are of the gradient that the optimizers of all ranks were handed. The reference is plain
+    PyTorch in one process on the same global batches (bench.worker.reference).
     """
 
     reference: str
@@ -128,10 +130,13 @@ class Parity(_Model):
     reference_losses: list[float | None]
     grad_norms: list[float | None]
     reference_grad_norms: list[float | None]
+    applied_grad_norms: list[float | None]
+    reference_applied_grad_norms: list[float | None]
     loss_tolerance: float
     grad_norm_tolerance: float
     worst_loss_difference: float | None
     worst_grad_norm_difference: float | None
+    worst_applied_grad_norm_difference: float | None
 
 
 class Memory(_Model):

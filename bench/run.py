@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import estimate
+from bench import estimate, references
 from bench.environment import fingerprint, num_cores, resources
 from bench.errors import LaunchError, StoreError
 from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.outcome import outcome, skipped
-from bench.plan import PlannedCell, plan_file, select, unused_rules
+from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
 from bench.progress import MatrixProgress
 from bench.record import Launch, Record
 from bench.scenario import Scenario
@@ -120,6 +120,7 @@ def _launch(
         timeout_s=scenario.timeout_s,
         device=device,
         num_cores=num_cores(),
+        references=references.find(run, job.planned),
     )
     shutil.rmtree(work, ignore_errors=True)
     return record
@@ -168,6 +169,7 @@ def run_matrix(
             )
         launches = [job for job in pending if job.planned.skip_reason is None]
         ranks_env = _prepare(run, env["stack"], offer.device, console) if launches else {}
+        _make_references(run, [job.planned for job in launches], offer, ranks_env, scenario.timeout_s, console)
         known = estimate.history(results, offer.device)
         expected = [estimate.seconds(job.planned, known) for job in launches]
         with MatrixProgress(console, expected) as progress:
@@ -184,6 +186,18 @@ def run_matrix(
         with contextlib.suppress(OSError):
             (run / "work").rmdir()
     return run, [records[job.name] for job in jobs]
+
+
+def _make_references(
+    run: Path, cells: list[PlannedCell], offer: Resources, env: dict[str, str], timeout_s: float, console: Console
+) -> None:
+    """Run the references that the cells will be compared with, unless they are there."""
+    jobs = references.missing(run, cells, offer)
+    if not jobs:
+        return
+    console.print(f"reference runs: plain PyTorch, one process, {len(jobs)} to make", highlight=False)
+    with console.status("reference runs"):
+        references.make(run, jobs, env, timeout_s)
 
 
 def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) -> dict[str, str]:

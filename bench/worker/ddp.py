@@ -47,6 +47,7 @@ class DDPEngine:
         self.micro_steps = 0
         self.good_steps = 0
         self.skipped_steps = 0
+        self.grad_norm: float | None = None
 
     def __call__(self, **batch: Any) -> Any:
         """Forward. Gradients are reduced only in the backward of the last micro-step, as DDP.no_sync does."""
@@ -65,7 +66,7 @@ class DDPEngine:
             return
         # In fp32: the square of a scaled fp16 gradient is soon above what fp16 can hold.
         squares = [float(p.grad.float().norm()) ** 2 for p in self.params if p.grad is not None]
-        norm = math.sqrt(sum(squares)) / self.scale
+        self.grad_norm = norm = math.sqrt(sum(squares)) / self.scale
         if self.low_precision and not math.isfinite(norm):
             self._skip()
             return
@@ -84,6 +85,10 @@ class DDPEngine:
         self.good_steps += 1
         if self.params[0].dtype == torch.float16 and self.good_steps % _SCALE_WINDOW == 0:
             self.scale *= 2
+
+    def get_global_grad_norm(self) -> float | None:
+        """Return the norm of the last step's gradient before clipping, as a DeepSpeed engine does."""
+        return self.grad_norm
 
     def _skip(self) -> None:
         self.skipped_steps += 1

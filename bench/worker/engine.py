@@ -1,5 +1,6 @@
 """A cell's training engine: DeepSpeed at stages 0 to 3, or the torch DDP baseline."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from bench.cell import Cell
+from bench.measure.gradients import squares
 from bench.worker.ddp import DDPEngine
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import STRATEGIES
@@ -34,27 +36,25 @@ def build_engine(cell: Cell, model: nn.Module) -> Any:
     return engine
 
 
-def effective_settings(engine: Any) -> dict[str, Any]:
-    """Read back from the engine what it really runs; the record keeps it beside what was asked."""
-    if isinstance(engine, DDPEngine):
-        return {
-            "engine": "torch DistributedDataParallel",
-            "zero_stage": None,
-            "optimizer_wrapper": "DDPEngine" if engine.low_precision else None,
-            "optimizer": type(engine.optimizer).__name__,
-            "world_size": torch.distributed.get_world_size(),
-            "gradient_accumulation_steps": engine.gas,
-            "model_dtype": str(engine.params[0].dtype).removeprefix("torch."),
-        }
-    inner = getattr(engine.optimizer, "optimizer", None)
-    return {
-        "engine": type(engine).__name__,
-        "zero_stage": int(engine.zero_optimization_stage()),
-        "optimizer_wrapper": type(engine.optimizer).__name__ if inner is not None else None,
-        "optimizer": type(inner if inner is not None else engine.optimizer).__name__,
-        "world_size": int(engine.dp_world_size),
-        "train_batch_size": int(engine.train_batch_size()),
-        "train_micro_batch_size_per_gpu": int(engine.train_micro_batch_size_per_gpu()),
-        "gradient_accumulation_steps": int(engine.gradient_accumulation_steps()),
-        "model_dtype": str(next(engine.module.parameters()).dtype).removeprefix("torch."),
-    }
+def inner_optimizer(engine: Any) -> torch.optim.Optimizer:
+    """Return the torch optimizer that updates the master weights, without DeepSpeed's wrappers."""
+    optimizer = engine.optimizer
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer  # type: ignore[no-any-return]
+
+
+def optimizer_steps(engine: Any) -> int:
+    """Return how many steps the inner optimizer's own state has counted, 0 before its first."""
+    return max((int(state["step"]) for state in inner_optimizer(engine).state.values() if "step" in state), default=0)
+
+
+def reported_grad_norm(engine: Any) -> float | None:
+    """Return the norm of the last step's global gradient before clipping, as the engine itself reports it."""
+    norm = engine.get_global_grad_norm()
+    return None if norm is None else float(norm)
+
+
+def replicated_grad_norm(engine: Any) -> float:
+    """Return the norm of the gradients on the parameters, which before a step of stage 0 are the global ones."""
+    return math.sqrt(squares(p.grad for p in engine.module.parameters() if p.grad is not None))

@@ -1,17 +1,21 @@
 """The two passes over one engine. The counting pass times nothing; the timed pass has no instrument in it."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
-from bench.measure.clock import StepTimes, timed_step
+from bench.measure.clock import StepTimes, synchronize, timed_step
 from bench.measure.comm import Collective, CollectiveRecorder
+from bench.measure.gradients import Applied, AppliedGradients
 from bench.measure.memory import MemoryMeter
 from bench.worker.data import micro_batches
+from bench.worker.engine import inner_optimizer, replicated_grad_norm, reported_grad_norm
 
 
 def _no_phase(phase: str) -> None:
@@ -42,6 +46,10 @@ class Counted:
     peak_reserved_bytes: int | None = None
     collectives: list[Collective] = field(default_factory=list)
     steady: bool = True
+    # Of the settling steps only: looking at gradients takes memory, which the counted steps measure.
+    grad_norms: list[float | None] = field(default_factory=list)
+    applied: list[Applied] = field(default_factory=list)
+    skipped_in_settling: int = 0
 
 
 class Loop:
@@ -55,11 +63,22 @@ class Loop:
         batches = micro_batches(self.cell, self.vocab_size, len(self.losses), dist.get_rank())
         return [batch.to(self.device) for batch in batches]
 
+    def _see_norm(self, seen: list[float], phase: str) -> None:
+        # In fp32 at stage 0 nothing wraps the optimizer, and nothing reports a norm.
+        if phase == "step" and self.engine.optimizer is inner_optimizer(self.engine):
+            seen.append(replicated_grad_norm(self.engine))
+
     def counting_pass(self, meter: MemoryMeter) -> Counted:
         """Settle, then count two steps. ``meter`` is already active and stays so."""
-        for _ in range(SETTLING_STEPS):
-            self.losses.append(train_step(self.engine, self._batches()))
         counted = Counted()
+        with AppliedGradients(inner_optimizer(self.engine)) as gradients:
+            for _ in range(SETTLING_STEPS):
+                before_step: list[float] = []
+                self.losses.append(train_step(self.engine, self._batches(), partial(self._see_norm, before_step)))
+                norm = reported_grad_norm(self.engine)
+                counted.grad_norms.append(before_step[-1] if norm is None and before_step else norm)
+                counted.applied.append(gradients.take())
+        counted.skipped_in_settling = int(self.engine.skipped_steps)
         previous: list[Collective] | None = None
         for _ in range(COUNTED_STEPS):
             batches = self._batches()
@@ -80,10 +99,14 @@ class Loop:
         for _ in range(self.cell.warmup_steps):
             self.losses.append(train_step(self.engine, self._batches()))
         times = StepTimes()
+        synchronize(self.device)
         for _ in range(self.cell.steps):
             batches = self._batches()
+            began = time.monotonic()
             dist.barrier()  # outside the clock: all ranks start together
             with timed_step(times, self.device):
                 loss = train_step(self.engine, batches)
             self.losses.append(loss)
+            synchronize(self.device)
+            times.pass_wall_s += time.monotonic() - began
         return times

@@ -35,7 +35,8 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     from bench.corpus import digest
     from bench.environment import cpu_name
     from bench.measure.memory import host_peak_rss_bytes, memory_meter
-    from bench.worker.engine import build_engine, effective_settings, zero_config
+    from bench.worker.effective import effective_settings
+    from bench.worker.engine import build_engine, optimizer_steps, zero_config
     from bench.worker.failure import UnsupportedError
     from bench.worker.loop import Loop
     from bench.worker.model import DTYPES, build_model, count_params
@@ -80,6 +81,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         num_params = count_params(model)
         now.append("building the engine")
         engine = build_engine(cell, model)
+        effective = effective_settings(engine)
         init_peak_bytes = meter.peak_allocated_bytes()
         now.append("counting pass")
         loop = Loop(cell, engine, model.config.get_text_config().vocab_size, device)
@@ -89,6 +91,13 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
 
     now.append("gathering the results")
     mine = {
+        "rank": dist.get_rank(),
+        "pid": os.getpid(),
+        "node": int(os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or 0),
+        "optimizer_steps": optimizer_steps(engine) - effective["optimizer_steps_at_start"],
+        "grad_norms": counted.grad_norms,
+        "applied": [dataclasses.asdict(seen) for seen in counted.applied],
+        "skipped_in_settling": counted.skipped_in_settling,
         "memory": {
             "init_peak_bytes": init_peak_bytes,
             "steady_bytes": counted.steady_bytes,
@@ -100,12 +109,14 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         "steady": counted.steady,
         "step_times_s": times.wall_s,
         "step_thread_cpu_s": times.thread_cpu_s,
+        "timed_pass_wall_s": times.pass_wall_s,
         "losses": loop.losses,
     }
     ranks: list[Any] = [None] * cell.world_size
     dist.all_gather_object(ranks, mine)
     result = {
         "num_params": num_params,
+        "num_tensors": sum(1 for _ in model.parameters()),
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "backend": dist.get_backend(),
         "stack": {
@@ -114,7 +125,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
             **{name: importlib.metadata.version(name) for name in ("deepspeed", "transformers", "accelerate")},
         },
         "num_threads": torch.get_num_threads(),
-        "effective": effective_settings(engine),
+        "effective": effective,
         "skipped_steps": int(engine.skipped_steps),
         "memory_kind": meter.kind,
         "ranks": ranks,

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 from typing import Any
 
-import deepspeed
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -29,8 +28,7 @@ def build_model(
     settings = {key: value for key, value in config.items() if key not in ("architectures", "dtype", "torch_dtype")}
     model_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model_config.use_cache = False
-    partition = deepspeed.zero.Init(config_dict_or_path=zero3_config) if zero3_config else contextlib.nullcontext()
-    with partition:
+    with _partitioned(zero3_config):
         model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, trust_remote_code=False)
     if not zero3_config:
         model.to(device)
@@ -44,6 +42,22 @@ def build_model(
     return model.train()
 
 
+def _partitioned(zero3_config: dict[str, Any] | None) -> contextlib.AbstractContextManager[Any]:
+    if zero3_config is None:
+        return contextlib.nullcontext()
+    import deepspeed  # here: the reference run is plain PyTorch, and this file is its too
+
+    return deepspeed.zero.Init(config_dict_or_path=zero3_config)  # type: ignore[no-any-return]
+
+
+def _whole(parameter: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
+    if not hasattr(parameter, "ds_id"):
+        return contextlib.nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(parameter, modifier_rank=0)  # type: ignore[no-any-return]
+
+
 def count_params(model: PreTrainedModel) -> int:
     """Parameters of the whole model, also where stage 3 has left only a shard of each on this rank."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
@@ -52,9 +66,7 @@ def count_params(model: PreTrainedModel) -> int:
 @torch.no_grad()
 def _seed_weights(model: PreTrainedModel, seed: int, std: float) -> None:
     for name, parameter in model.named_parameters():
-        sharded = hasattr(parameter, "ds_id")
-        whole = deepspeed.zero.GatheredParameters(parameter, modifier_rank=0) if sharded else contextlib.nullcontext()
-        with whole:
+        with _whole(parameter):
             if name.endswith("bias"):
                 parameter.zero_()
             elif parameter.dim() == 1:  # the gain of a norm

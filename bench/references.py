@@ -1,0 +1,120 @@
+"""The reference runs that a matrix needs: one per model, data and global batch, made once, before the cells.
+
+A reference costs a training run of a few steps in one process; all that are missing share one start of Python.
+RUN/references/<key>.json holds what bench.worker.reference found, or why there is nothing.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
+from bench.environment import num_cores
+from bench.launch.deepspeed import launch
+from bench.plan import PlannedCell, Resources
+from bench.store import write_json
+
+# As many steps as the counting pass takes; gradient norms are compared over its settling steps.
+STEPS = SETTLING_STEPS + COUNTED_STEPS
+# fp32 parameters, gradients, accumulated gradients and two moments; in 16 bit a copy of both more.
+_BYTES_PER_PARAM = {"fp32": 20, "bf16": 20, "fp16": 20}
+
+
+def idle_steps(cell: Cell) -> tuple[int, ...]:
+    """Return the numbers of idle optimizer steps for which ``cell`` may need a reference (docs/metrics.md, z0)."""
+    return (0, 1) if cell.strategy == "z0" and cell.dtype != "fp32" else (0,)
+
+
+def key(planned: PlannedCell, idle: int) -> str:
+    """Return the name of a reference: 12 hex digits over all that its result depends on."""
+    cell = planned.cell
+    settings = {
+        "config": planned.config,
+        "corpus": planned.corpus,
+        "data": cell.data.kind,
+        "seed": cell.seed,
+        "dtype": cell.dtype,
+        "seq_length": cell.seq_length,
+        "train_batch_size": cell.train_batch_size,
+        "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
+        "optimizer": cell.optimizer.model_dump(mode="json"),
+        "steps": STEPS,
+        "idle_steps": idle,
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def find(run: Path, planned: PlannedCell) -> dict[int, dict[str, Any]]:
+    """Return the references of a cell by their number of idle steps; each has its ``key``, and figures or an ``error``."""
+    found = {}
+    for idle in idle_steps(planned.cell):
+        name = key(planned, idle)
+        result = _read(run / "references" / f"{name}.json") or {"error": "it was not run"}
+        found[idle] = result | {"key": name}
+    return found
+
+
+def _misfit(planned: PlannedCell, offer: Resources) -> str | None:
+    if planned.params is None:
+        return None
+    needed = planned.params.total * _BYTES_PER_PARAM[planned.cell.dtype]
+    if needed <= offer.memory_bytes:
+        return None
+    return f"one process would need {needed / 2**30:.1f} GiB, there are {offer.memory_bytes / 2**30:.1f} GiB"
+
+
+def missing(run: Path, cells: list[PlannedCell], offer: Resources) -> dict[str, dict[str, Any]]:
+    """Return the jobs of the references that ``cells`` need and ``run`` lacks, by key; note those that cannot fit."""
+    jobs: dict[str, dict[str, Any]] = {}
+    for planned in cells:
+        for idle in idle_steps(planned.cell):
+            name = key(planned, idle)
+            out = run / "references" / f"{name}.json"
+            if name in jobs or "losses" in (_read(out) or {}):
+                continue
+            if reason := _misfit(planned, offer):
+                write_json(out, {"error": reason})
+                continue
+            jobs[name] = {
+                "cell": planned.cell.model_dump(mode="json"),
+                "model_config": planned.config,
+                "corpus": planned.corpus,
+                "device": offer.device,
+                "steps": STEPS,
+                "idle_steps": idle,
+                "out": str(out),
+            }
+    return jobs
+
+
+def make(run: Path, jobs: dict[str, dict[str, Any]], env: dict[str, str], timeout_s: float) -> None:
+    """Run ``jobs``, in one process as long as it lives; a job that ends it is noted, and the rest begin anew."""
+    folder = run / "references"
+    left = dict(jobs)
+    for name in left:
+        (folder / f"{name}.json").unlink(missing_ok=True)
+    # One process has the machine to itself.
+    env = env | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cores()))}
+    while left:
+        write_json(folder / "jobs.json", list(left.values()))
+        log = run / "logs" / "references.log"
+        argv = [sys.executable, "-m", "bench.worker.reference", str(folder / "jobs.json")]
+        ended = launch(argv, env, run=run, log=log, timeout_s=timeout_s * len(left))
+        left = {name: job for name, job in left.items() if not Path(job["out"]).exists()}
+        if left:
+            first = next(iter(left))
+            how = "was not done in time" if ended.status is None else f"ended with status {ended.status}"
+            write_json(folder / f"{first}.json", {"error": f"its process {how}; see logs/references.log"})
+            del left[first]
+    (folder / "jobs.json").unlink(missing_ok=True)

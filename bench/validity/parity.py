@@ -1,0 +1,118 @@
+"""Loss and gradient norm beside those of the reference run: is this the training that was asked for?"""
+
+import math
+from typing import Any
+
+from bench.cell import SETTLING_STEPS, Cell
+from bench.record import Finding, Parity
+
+# Relative. Four times the largest honest difference seen (docs/metrics.md, "Parity", has the spread and its command).
+LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-3, "fp16": 5e-3}
+GRAD_NORM_TOLERANCE = {"fp32": 5e-3, "bf16": 3e-2, "fp16": 3e-2}
+
+_CHECK = "parity"
+
+
+def applied_grad_norms(ranks: list[dict[str, Any]], num_params: int) -> list[float]:
+    """Return the norm of the gradient that the optimizers of all ranks together applied, per step.
+
+    Where every rank applied the whole gradient, the squares of N ranks are N times those of one.
+    """
+    norms = []
+    for seen in zip(*(rank["applied"] for rank in ranks), strict=True):
+        copies = max(1, round(sum(one["num_elements"] for one in seen) / num_params))
+        norms.append(math.sqrt(sum(one["squares"] for one in seen) / copies))
+    return norms
+
+
+def _finite(values: list[float | None]) -> list[float | None]:
+    return [value if value is not None and math.isfinite(value) else None for value in values]
+
+
+def worst(mine: list[float | None], reference: list[float]) -> float | None:
+    """Return the largest relative difference of two series, step by step; ``None`` if no step has both."""
+    pairs = [(a, b) for a, b in zip(mine, reference, strict=False) if a is not None and math.isfinite(b)]
+    return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
+
+
+def _where(mine: list[float | None], reference: list[float], tolerance: float) -> str:
+    """Say at which step two series part, and by how much."""
+    for step, (a, b) in enumerate(zip(mine, reference, strict=False), start=1):
+        if a is None:
+            return f"not a finite number at step {step}, the reference has {b:.6g}"
+        if abs(a - b) > tolerance * abs(b):
+            return f"{a:.6g} at step {step}, the reference has {b:.6g} ({(a - b) / b:+.1%}, tolerance {tolerance:.1%})"
+    return ""
+
+
+def _unchecked(text: str) -> tuple[None, list[Finding]]:
+    return None, [Finding(check=_CHECK, verdict="unchecked", text=text)]
+
+
+def compare(
+    cell: Cell, result: dict[str, Any], losses: list[float | None], references: dict[int, dict[str, Any]]
+) -> tuple[Parity | None, list[Finding]]:
+    """Return loss and gradient norms beside the reference's, and what is wrong with them.
+
+    ``references`` holds the reference runs by the number of idle optimizer steps at their start.
+    """
+    idle = int(result["effective"].get("optimizer_steps_at_start", 0))
+    reference = references.get(idle)
+    if reference is None:
+        text = f"no reference run has an optimizer that begins at step {idle}; loss and gradients were not compared"
+        return _unchecked(text)
+    if "error" in reference:
+        return _unchecked(f"loss and gradients were not compared with a reference run: {reference['error']}")
+    if any(rank.get("skipped_in_settling") for rank in result["ranks"]):
+        return _unchecked(
+            "optimizer steps were skipped early, so loss and gradients have no counterpart to compare with"
+        )
+    mine = losses[: len(reference["losses"])]
+    loss_tolerance, norm_tolerance = LOSS_TOLERANCE[cell.dtype], GRAD_NORM_TOLERANCE[cell.dtype]
+    wrong = []
+    if text := _where(mine, reference["losses"], loss_tolerance):
+        wrong.append(f"loss {text}")
+    worst_norm = None
+    for number, rank in enumerate(result["ranks"]):
+        norms = _finite(rank["grad_norms"])
+        # An engine that reports no norm (None at every step) is judged by what it applies.
+        reported = any(norm is not None for norm in rank["grad_norms"])
+        if reported and (text := _where(norms, reference["grad_norms"], norm_tolerance)):
+            wrong.append(f"gradient norm on rank {number} {text}")
+        worst_norm = max(filter(None, (worst_norm, worst(norms, reference["grad_norms"]))), default=None)
+    applied: list[float | None] = [*applied_grad_norms(result["ranks"], result["num_params"])]
+    if text := _where(applied, reference["applied_grad_norms"], norm_tolerance):
+        wrong.append(f"norm of the gradient that the optimizer applied {text}")
+    parity = Parity(
+        reference=reference["key"],
+        losses=mine,
+        reference_losses=reference["losses"],
+        grad_norms=_finite(result["ranks"][0]["grad_norms"]),
+        reference_grad_norms=reference["grad_norms"][:SETTLING_STEPS],
+        applied_grad_norms=applied,
+        reference_applied_grad_norms=reference["applied_grad_norms"][:SETTLING_STEPS],
+        loss_tolerance=loss_tolerance,
+        grad_norm_tolerance=norm_tolerance,
+        worst_loss_difference=worst(mine, reference["losses"]),
+        worst_grad_norm_difference=worst_norm,
+        worst_applied_grad_norm_difference=worst(applied, reference["applied_grad_norms"]),
+    )
+    if wrong:
+        # The first two say enough: the rest follows from them.
+        text = f"does not train like plain PyTorch on the same batches: {'; '.join(wrong[:2])}"
+        return parity, [Finding(check=_CHECK, verdict="invalid", text=text)]
+    return parity, _odd_start(idle, losses, references)
+
+
+def _odd_start(idle: int, losses: list[float | None], references: dict[int, dict[str, Any]]) -> list[Finding]:
+    """Say of a run that agrees with a reference of its own kind how far both are from what was asked."""
+    if idle == 0:
+        return []
+    plain = references.get(0, {}).get("losses", [])
+    apart = worst(losses[: len(plain)], plain)
+    far = "" if apart is None else f"; its loss is up to {apart:.2%} from plain AdamW's in the first {len(plain)} steps"
+    text = (
+        f"AdamW had taken {idle} step{'s' if idle > 1 else ''} with zero gradients before the first batch, so its first "
+        f"updates are smaller than was asked; it agrees with a reference that does the same{far}"
+    )
+    return [Finding(check=_CHECK, verdict="suspect", affects="training", text=text)]

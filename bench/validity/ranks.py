@@ -1,0 +1,40 @@
+"""Do the ranks, taken together, tell one consistent story?"""
+
+from typing import Any
+
+from bench.cell import Cell
+from bench.record import Finding
+
+
+def check(cell: Cell, result: dict[str, Any]) -> list[Finding]:
+    """Return what shows that a rank is missing, counted twice, or did something else than its peers."""
+    ranks = result["ranks"]
+    found = []
+    numbers, processes = [rank["rank"] for rank in ranks], {(rank["node"], rank["pid"]) for rank in ranks}
+    if numbers != list(range(cell.world_size)) or len(processes) != cell.world_size:
+        text = (
+            f"{cell.world_size} ranks were asked for, results came from ranks {numbers} in {len(processes)} processes"
+        )
+        found.append(Finding(check="ranks", verdict="invalid", text=text))
+    traffic = [sum(event["num_bytes"] * event["count"] for event in rank["collectives"]) for rank in ranks]
+    if len(set(traffic)) > 1:
+        text = f"the ranks moved different bytes in the counted step: {', '.join(f'{n:,}' for n in traffic)}"
+        found.append(Finding(check="ranks", verdict="suspect", text=text))
+    taken = {rank["optimizer_steps"] for rank in ranks}
+    applied = cell.total_steps - result["skipped_steps"]
+    if taken != {applied}:
+        text = f"{cell.total_steps} optimizer steps were driven, the optimizer's own count says {sorted(taken)}"
+        found.append(Finding(check="applied steps", verdict="invalid", text=text))
+    return found
+
+
+def clock(cell: Cell, result: dict[str, Any]) -> list[str]:
+    """Return why the clock around the steps is not to be trusted, beside a clock around the whole timed pass."""
+    missed = [
+        1 - sum(rank["step_times_s"]) / rank["timed_pass_wall_s"] if rank["timed_pass_wall_s"] else 0.0
+        for rank in result["ranks"]
+    ]
+    # A rank may wait for its peers before a step; where none of them waits, nothing but the step takes time.
+    if min(missed) <= 0.25:
+        return []
+    return [f"the clock around the steps misses {min(missed):.0%} of the timed pass on every rank"]
