@@ -56,7 +56,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def find(run: Path, planned: PlannedCell) -> dict[int, dict[str, Any]]:
-    """Return the references of a cell by their number of idle steps; each has its ``key``, and figures or an ``error``."""
+    """Return the references of a cell by their idle steps; each has its ``key``, and figures or an ``error``."""
     found = {}
     for idle in idle_steps(planned.cell):
         name = key(planned, idle)

@@ -112,7 +112,7 @@ def _odd_start(idle: int, losses: list[float | None], references: dict[int, dict
     apart = worst(losses[: len(plain)], plain)
     far = "" if apart is None else f"; its loss is up to {apart:.2%} from plain AdamW's in the first {len(plain)} steps"
     text = (
-        f"AdamW had taken {idle} step{'s' if idle > 1 else ''} with zero gradients before the first batch, so its first "
-        f"updates are smaller than was asked; it agrees with a reference that does the same{far}"
+        f"AdamW had taken {idle} step{'s' if idle > 1 else ''} with zero gradients before the first batch, so its "
+        f"first updates are smaller than was asked; it agrees with a reference that does the same{far}"
     )
     return [Finding(check=_CHECK, verdict="suspect", affects="training", text=text)]

@@ -43,7 +43,9 @@ def _checkpointing(model: nn.Module) -> str:
         return "none"
     function = getattr(blocks[0], "_gradient_checkpointing_func", None)
     reentrant = getattr(function, "keywords", {}).get("use_reentrant")
-    return {True: "reentrant", False: "non-reentrant"}.get(reentrant, "unknown") if function else "unknown"
+    if reentrant is None:
+        return "unknown"
+    return "reentrant" if reentrant else "non-reentrant"
 
 
 def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
