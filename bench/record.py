@@ -122,10 +122,10 @@ class Parity(_Model):
 
     ``grad_norms`` are global and before clipping, as the engine reports them on rank 0 (``None``: it reports none);
     ``applied_grad_norms`` are of the gradient that the optimizers of all ranks were handed. The reference is plain
-    PyTorch in one process on the same global batches (bench.worker.reference).
+    PyTorch in one process on the same global batches (bench.worker.reference); without one its lists are empty.
     """
 
-    reference: str
+    reference: str | None
     losses: list[float | None]
     reference_losses: list[float | None]
     grad_norms: list[float | None]

@@ -203,9 +203,18 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
             else "."
         )
     )
-    unchecked = int(((frame["status"] == "completed") & (frame["validity"] == "unchecked")).sum())
-    if unchecked:
-        lines.append(f"{unchecked} rows are unchecked: no reference run has compared their loss and gradients.")
+    done = frame[frame["status"] == "completed"]
+    if valid := int((done["validity"] == "valid").sum()):
+        lines.append(
+            f"{valid} of {len(done)} completed rows are valid: loss and gradient norms agree with a plain-PyTorch run "
+            "of the same batches, the state is sharded as the stage says, the engine runs what was asked "
+            "(docs/metrics.md)."
+        )
+    unchecked = done[done["validity"] == "unchecked"]
+    lines += [
+        f"unchecked: {reasons} [{', '.join(group['label'])}]"
+        for reasons, group in unchecked.groupby("validity_reasons", sort=False)
+    ]
     if "timing_suspect_reasons" in frame:
         late = frame[frame["timing_suspect_reasons"].fillna("").astype(bool)]
         lines += [

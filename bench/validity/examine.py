@@ -30,7 +30,7 @@ def examine(
     losses: list[float | None],
     expected_params: int | None,
     references: dict[int, dict[str, Any]],
-) -> tuple[Parity | None, list[Finding]]:
+) -> tuple[Parity, list[Finding]]:
     """Return the comparison with the reference run, and what all checks find in ``result``, a worker's ``result.json``.
 
     ``losses`` are the means over the ranks, ``None`` where not finite.

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from bench.cell import SETTLING_STEPS, Cell
+from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.record import Finding, Parity
 
 # Relative. Four times the largest honest difference seen (docs/metrics.md, "Parity", has the spread and its command).
@@ -29,15 +29,17 @@ def _finite(values: list[float | None]) -> list[float | None]:
     return [value if value is not None and math.isfinite(value) else None for value in values]
 
 
-def worst(mine: list[float | None], reference: list[float]) -> float | None:
+def worst(mine: list[float | None], reference: list[float | None]) -> float | None:
     """Return the largest relative difference of two series, step by step; ``None`` if no step has both."""
-    pairs = [(a, b) for a, b in zip(mine, reference, strict=False) if a is not None and math.isfinite(b)]
+    pairs = [(a, b) for a, b in zip(mine, reference, strict=False) if a is not None and b is not None]
     return max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=None)
 
 
-def _where(mine: list[float | None], reference: list[float], tolerance: float) -> str:
+def _where(mine: list[float | None], reference: list[float | None], tolerance: float) -> str:
     """Say at which step two series part, and by how much."""
     for step, (a, b) in enumerate(zip(mine, reference, strict=False), start=1):
+        if b is None:
+            continue
         if a is None:
             return f"not a finite number at step {step}, the reference has {b:.6g}"
         if abs(a - b) > tolerance * abs(b):
@@ -45,59 +47,66 @@ def _where(mine: list[float | None], reference: list[float], tolerance: float) -
     return ""
 
 
-def _unchecked(text: str) -> tuple[None, list[Finding]]:
-    return None, [Finding(check=_CHECK, verdict="unchecked", text=text)]
+def _counterpart(idle: int, result: dict[str, Any], references: dict[int, dict[str, Any]]) -> Finding | None:
+    """Return why the run cannot be compared, ``None`` when it can."""
+    if any(rank["skipped_in_settling"] for rank in result["ranks"]):
+        text = "optimizer steps were skipped early, so loss and gradients have no counterpart to be compared with"
+        return Finding(check=_CHECK, verdict="unchecked", text=text)
+    if idle not in references:
+        text = f"the optimizer had taken {idle} steps before the first batch, and no reference run does the same"
+        return Finding(check=_CHECK, verdict="suspect", affects="training", text=text)
+    if "error" in references[idle]:
+        text = f"loss and gradients were not compared with a reference run: {references[idle]['error']}"
+        return Finding(check=_CHECK, verdict="unchecked", text=text)
+    return None
+
+
+def _wrong(cell: Cell, result: dict[str, Any], mine: Parity) -> list[str]:
+    """Say, most telling first, where loss and norms part from the reference by more than rounding."""
+    found = [("loss", mine.losses, mine.reference_losses, mine.loss_tolerance)]
+    for number, rank in enumerate(result["ranks"]):
+        norms = _finite(rank["grad_norms"])
+        # An engine that reports no norm at any step is judged by what it applies.
+        if any(norm is not None for norm in rank["grad_norms"]):
+            found.append(
+                (f"gradient norm on rank {number}", norms, mine.reference_grad_norms, mine.grad_norm_tolerance)
+            )
+    applied = (mine.applied_grad_norms, mine.reference_applied_grad_norms, mine.grad_norm_tolerance)
+    found.append(("norm of the gradient that the optimizer applied", *applied))
+    return [f"{name} {text}" for name, a, b, tolerance in found if (text := _where(a, b, tolerance))]
 
 
 def compare(
     cell: Cell, result: dict[str, Any], losses: list[float | None], references: dict[int, dict[str, Any]]
-) -> tuple[Parity | None, list[Finding]]:
+) -> tuple[Parity, list[Finding]]:
     """Return loss and gradient norms beside the reference's, and what is wrong with them.
 
     ``references`` holds the reference runs by the number of idle optimizer steps at their start.
     """
     idle = int(result["effective"].get("optimizer_steps_at_start", 0))
-    reference = references.get(idle)
-    if reference is None:
-        text = f"no reference run has an optimizer that begins at step {idle}; loss and gradients were not compared"
-        return _unchecked(text)
-    if "error" in reference:
-        return _unchecked(f"loss and gradients were not compared with a reference run: {reference['error']}")
-    if any(rank.get("skipped_in_settling") for rank in result["ranks"]):
-        return _unchecked(
-            "optimizer steps were skipped early, so loss and gradients have no counterpart to compare with"
-        )
-    mine = losses[: len(reference["losses"])]
-    loss_tolerance, norm_tolerance = LOSS_TOLERANCE[cell.dtype], GRAD_NORM_TOLERANCE[cell.dtype]
-    wrong = []
-    if text := _where(mine, reference["losses"], loss_tolerance):
-        wrong.append(f"loss {text}")
-    worst_norm = None
-    for number, rank in enumerate(result["ranks"]):
-        norms = _finite(rank["grad_norms"])
-        # An engine that reports no norm (None at every step) is judged by what it applies.
-        reported = any(norm is not None for norm in rank["grad_norms"])
-        if reported and (text := _where(norms, reference["grad_norms"], norm_tolerance)):
-            wrong.append(f"gradient norm on rank {number} {text}")
-        worst_norm = max(filter(None, (worst_norm, worst(norms, reference["grad_norms"]))), default=None)
-    applied: list[float | None] = [*applied_grad_norms(result["ranks"], result["num_params"])]
-    if text := _where(applied, reference["applied_grad_norms"], norm_tolerance):
-        wrong.append(f"norm of the gradient that the optimizer applied {text}")
+    obstacle = _counterpart(idle, result, references)
+    reference = {} if obstacle else references[idle]
+    plain, norms, applied = (reference.get(name, []) for name in ("losses", "grad_norms", "applied_grad_norms"))
+    mine = losses[: SETTLING_STEPS + COUNTED_STEPS]
+    own_norms = _finite(result["ranks"][0]["grad_norms"])
+    own_applied: list[float | None] = [*applied_grad_norms(result["ranks"], result["num_params"])]
     parity = Parity(
-        reference=reference["key"],
+        reference=reference.get("key"),
         losses=mine,
-        reference_losses=reference["losses"],
-        grad_norms=_finite(result["ranks"][0]["grad_norms"]),
-        reference_grad_norms=reference["grad_norms"][:SETTLING_STEPS],
-        applied_grad_norms=applied,
-        reference_applied_grad_norms=reference["applied_grad_norms"][:SETTLING_STEPS],
-        loss_tolerance=loss_tolerance,
-        grad_norm_tolerance=norm_tolerance,
-        worst_loss_difference=worst(mine, reference["losses"]),
-        worst_grad_norm_difference=worst_norm,
-        worst_applied_grad_norm_difference=worst(applied, reference["applied_grad_norms"]),
+        reference_losses=plain,
+        grad_norms=own_norms,
+        reference_grad_norms=norms[:SETTLING_STEPS],
+        applied_grad_norms=own_applied,
+        reference_applied_grad_norms=applied[:SETTLING_STEPS],
+        loss_tolerance=LOSS_TOLERANCE[cell.dtype],
+        grad_norm_tolerance=GRAD_NORM_TOLERANCE[cell.dtype],
+        worst_loss_difference=worst(mine, plain),
+        worst_grad_norm_difference=worst(own_norms, norms),
+        worst_applied_grad_norm_difference=worst(own_applied, applied),
     )
-    if wrong:
+    if obstacle:
+        return parity, [obstacle]
+    if wrong := _wrong(cell, result, parity):
         # The first two say enough: the rest follows from them.
         text = f"does not train like plain PyTorch on the same batches: {'; '.join(wrong[:2])}"
         return parity, [Finding(check=_CHECK, verdict="invalid", text=text)]

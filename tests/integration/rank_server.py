@@ -1,7 +1,8 @@
 """Ranks without start-up: torch, DeepSpeed and transformers are imported once, and every launch is a fork.
 
-Reads one JSON request a line: {"argv": [module, path], "world_size": 2, "log": path, "fault": name or null}; answers
-with the exit statuses of the ranks. A fault of seeded_faults.py is put into a rank after the fork, before the worker starts.
+Reads one JSON request a line: {"argv": [module, path], "world_size": 2, "log": path, "fault": name or null}.
+Answers with the exit statuses of the ranks. A fault of seeded_faults.py is put into a rank after the fork, before the
+worker starts.
 """
 
 import importlib
