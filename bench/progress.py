@@ -26,8 +26,9 @@ def summary(record: Record) -> str:
     """Return one finished cell in one line."""
     if record.timing is None or record.memory is None or record.comm is None or record.throughput is None:
         return f"{record.status}: {record.reason}"
+    verdict = "completed" if record.validity == "valid" else f"completed, {record.validity}"
     return (
-        f"completed  {record.timing.step_time_s * 1e3:.0f} ms/step  "
+        f"{verdict}  {record.timing.step_time_s * 1e3:.0f} ms/step  "
         f"{record.throughput.tokens_per_second_per_gpu:,.0f} tokens/s/GPU  "
         f"peak {record.memory.peak_allocated_bytes / 2**20:,.1f} MiB  "
         f"sent {(record.comm.comm_wire_bytes_per_step or 0) / 2**20:,.2f} MiB/step"

@@ -71,6 +71,10 @@ def _row(record: Record) -> dict[str, Any]:
             row[name] = max(getattr(rank, name) for rank in ranks)
     if record.comm:
         row |= record.comm.model_dump(exclude={"collectives", "comm_bytes_per_step_by_rank"})
+    if record.parity:
+        row["parity_reference"] = record.parity.reference
+        row["parity_loss_difference"] = record.parity.worst_loss_difference
+        row["parity_grad_norm_difference"] = record.parity.worst_grad_norm_difference
     if record.losses:
         row["final_loss"] = record.losses[-1]
     return row

@@ -50,12 +50,14 @@ def main(runs, seed):
         for number in range(1, runs + 1):
             cell = planned(**draw(choose))
             record = ranks.measure(cell)
-            if record.parity is None:
+            if record.parity is None or record.parity.reference is None:
                 alarms += 1
                 print(f"no comparison: {record.label}: {record.status} {record.reason} {record.findings}", flush=True)
                 continue
             for name in MEASURES:
                 value = getattr(record.parity, name)
+                if value is None:
+                    continue
                 key = (cell.cell.dtype, name)
                 seen[key].append(value)
                 if value >= max(seen[key]):
