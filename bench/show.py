@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bench import estimate
-from bench.environment import resources
+from bench.environment import installed, resources
 from bench.errors import StoreError
 from bench.plan import plan_file, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
 from bench.store import read_manifest, read_records
+from bench.validity.forewarn import forewarnings
 
 if TYPE_CHECKING:  # pandas takes a second to import; plan does without
     from bench.analysis.tables import Table
@@ -62,7 +63,7 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
         f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
         highlight=False,
     )
-    for note in unused_rules(scenario):
+    for note in [*unused_rules(scenario), *forewarnings(scenario, chosen, installed(), offer.device)]:
         console.print(f"note: {note}", highlight=False, markup=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bench.analysis.frame import CONTROLS
+from bench.zero.applicability import ignored_notes
 from bench.zero.stages import STRATEGIES
 
 BASELINE = "z0"
@@ -191,7 +192,8 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         lines.append(f"Wire model: {', '.join(models)} (docs/metrics.md).")
     if zero_optimization:
         settings = ", ".join(f"{key} {value}" for key, value in zero_optimization.items())
-        lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings} (stage3_* at z3 only).")
+        lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
+        lines += [f"Has {note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
     lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
     launches = frame.groupby("cell_id").size().max()
     lines.append(

@@ -4,7 +4,9 @@ from typing import Any
 
 from bench.cell import Cell
 from bench.record import Finding
+from bench.validity.known_bad import known_bad
 from bench.validity.settings import differences
+from bench.zero.applicability import ignored_keys
 
 
 def examine(
@@ -18,6 +20,11 @@ def examine(
         text = f"{result['skipped_steps']} optimizer steps were skipped: their time is not a step's time"
         found.append(Finding(check="applied steps", verdict="suspect", text=text))
     found += differences(cell, result["effective"])
+    found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
+    found += [
+        Finding(check="ignored settings", verdict="note", text=text)
+        for text in ignored_keys(cell.zero_optimization, cell.strategy)
+    ]
     if expected_params is not None and expected_params != result["num_params"]:
         text = f"the model has {result['num_params']} parameters, its configuration says {expected_params}"
         found.append(Finding(check="parameter count", verdict="suspect", text=text))
