@@ -111,7 +111,8 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
     expected = len(manifest["cells"]) * scenario["repeat"]
     if len(records) < expected:
         notes.insert(0, f"{expected - len(records)} of {expected} rows are not measured yet.")
-    return tables.tables(data, "train_batch_size" if fixed_total else "gradient_accumulation_steps"), notes
+    key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
+    return tables.tables(data, key, records), notes
 
 
 def _laid_out(table: "Table", columns: list[int]) -> RichTable:
@@ -147,6 +148,8 @@ def show_tables(run: Path, console: Console) -> None:
             console.print(f"\n{group}", style="bold", highlight=False, markup=False)
         for part in _parts(table, console):
             console.print(part)
+        for sentence in table.explained:
+            console.print(f"  > {sentence}", highlight=False, markup=False)
     for note in notes:
         console.print(f"- {note}", highlight=False, markup=False)
     console.print(f"{run}", highlight=False, markup=False)
