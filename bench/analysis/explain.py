@@ -23,11 +23,11 @@ class Explanation:
 
 
 def usable(records: Iterable[Record]) -> list[Record]:
-    """Return one record per cell, the first launch that completed and is not known to be wrong."""
-    found: dict[str, Record] = {}
+    """Return one record per cell and stack, the first launch that completed and is not known to be wrong."""
+    found: dict[tuple[str, str | None], Record] = {}
     for record in records:
         if record.status == "completed" and record.validity != "invalid":
-            found.setdefault(record.cell_id, record)
+            found.setdefault((record.cell_id, record.requested_stack), record)
     return list(found.values())
 
 

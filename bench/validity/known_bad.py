@@ -96,13 +96,11 @@ def _default(key: str, strategy: str) -> bool | None:
 def facts(cell: Cell, effective: dict[str, Any]) -> dict[str, Any]:
     """Return what is known of a row by the names that conditions use; a name that is not known is left out.
 
-    What the engine runs (``effective``, flat or under ``zero_optimization``) comes before what was asked, and that
-    before DeepSpeed's defaults.
+    What the engine runs (``effective``) comes before what was asked, and that before DeepSpeed's defaults.
     """
     known = {name: getattr(cell, name) for name in _CELL} | {"gradient_clipping": cell.optimizer.gradient_clipping}
-    runs = effective | (effective.get("zero_optimization") or {})
     for name in (*_EFFECTIVE, *_ZERO):
-        value = runs.get(name, cell.zero_optimization.get(name))
+        value = effective.get(name, cell.zero_optimization.get(name))
         value = _default(name, cell.strategy) if value is None else value
         if value is not None:
             known[name] = value

@@ -6,7 +6,7 @@ from bench.record import MemoryPoint, Record
 from bench.zero.stages import STRATEGIES
 
 STATES = ("parameters", "persisted_parameters", "gradients", "optimizer_states")
-FIXED = ("zero_buffers", "gathered_parameters")
+FIXED = ("zero_buffers", "zero_buckets", "bucket_copies", "gathered_parameters")
 
 
 def _points(record: Record) -> list[MemoryPoint]:
@@ -45,7 +45,8 @@ def _buffers(group: Group) -> dict[str, str]:
 def _degree_1(group: Group) -> dict[str, str]:
     found = {}
     for row in group.rows:
-        if row.effective.get("world_size") == 1 and STRATEGIES[row.cell.strategy].shards and row.memory:
+        degree = row.effective.get("dp_world_size", row.effective.get("world_size"))
+        if degree == 1 and STRATEGIES[row.cell.strategy].shards and row.memory:
             held = f"; {row.shards[0].optimizer_states:,} optimizer-state elements on it" if row.shards else ""
             found[name(row)] = f"1 rank, peak {mib(row.memory.peak_allocated_bytes)}{held}"
     return found

@@ -18,8 +18,9 @@ class Group:
     run: list[Record]
 
     def beside(self, record: Record, *strategies: str) -> Record | None:
-        """Return the row of the first of ``strategies`` that is there with as many ranks as ``record``."""
-        at = {row.cell.strategy: row for row in self.rows if row.cell.world_size == record.cell.world_size}
+        """Return the row of the first of ``strategies`` that is there with the ranks and the stack of ``record``."""
+        wanted = (record.cell.world_size, record.requested_stack)
+        at = {row.cell.strategy: row for row in self.rows if (row.cell.world_size, row.requested_stack) == wanted}
         return next((at[name] for name in strategies if name in at), None)
 
 
@@ -40,7 +41,7 @@ class Rule:
 
 def name(record: Record) -> str:
     """Return a row's name within its group."""
-    return f"{record.cell.strategy} N={record.cell.world_size}"
+    return " ".join(filter(None, (record.cell.strategy, record.requested_stack, f"N={record.cell.world_size}")))
 
 
 def collectives(record: Record) -> list[Collective]:

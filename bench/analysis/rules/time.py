@@ -42,7 +42,8 @@ def _on_one_node(group: Group, row: Record) -> Record | None:
     """Return the same cell on one node, else one node's share of it on one node."""
     for ranks in (row.cell.world_size, row.cell.world_size // row.cell.num_nodes):
         wanted = row.cell.model_copy(update={"num_nodes": 1, "world_size": ranks})
-        found = next((other for other in group.run if other.cell == wanted and other.device == row.device), None)
+        alike = (other for other in group.run if other.cell == wanted and other.device == row.device)
+        found = next((other for other in alike if other.requested_stack == row.requested_stack), None)
         if found is not None:
             return found
     return None
@@ -77,7 +78,7 @@ def _two_baselines(group: Group) -> dict[str, str]:
             parts.append(f"{here:.3f} and {there:.3f} s per step")
             differ |= abs(here - there) > row.timing.step_time_iqr_s + other.timing.step_time_iqr_s
         if differ:
-            found[f"z0 and ddp N={row.cell.world_size}"] = ", ".join(parts)
+            found[f"{name(row)} and {name(other)}"] = ", ".join(parts)
     return found
 
 

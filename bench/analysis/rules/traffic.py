@@ -30,7 +30,7 @@ def _no_regather(group: Group) -> dict[str, str]:
         forward, backward = (
             volume(item for item in gathers if item.phase == phase) for phase in ("forward", "backward")
         )
-        runs = row.cell.zero_optimization | (row.effective.get("zero_optimization") or {})
+        runs = row.cell.zero_optimization | row.effective
         limit = min(int(runs.get(key, DEFAULT_LIMIT)) for key in LIMITS)
         if forward and not backward and row.num_params <= limit:
             found[name(row)] = (
