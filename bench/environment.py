@@ -33,6 +33,11 @@ def _version(package: str) -> str | None:
         return None
 
 
+def installed() -> dict[str, str]:
+    """Return the versions of the packages that decide a result, those that are installed, by their names."""
+    return {package: version for package in _PACKAGES if (version := _version(package)) is not None}
+
+
 def gpus() -> list[dict[str, Any]]:
     """Return index, name and memory (bytes) of the visible NVIDIA GPUs, through NVML; empty when there are none.
 

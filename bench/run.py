@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import estimate, references
-from bench.environment import fingerprint, num_cores, resources
+from bench.environment import fingerprint, installed, num_cores, resources
 from bench.errors import LaunchError, StoreError
 from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
@@ -30,6 +30,7 @@ from bench.store import (
     write_json,
     write_record,
 )
+from bench.validity.forewarn import forewarnings
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def run_matrix(
     with locked(run):
         if orphans := kill_marked(RUN_MARKER, str(run.resolve())):
             console.print(f"ended {orphans} processes that an interrupted run had left behind")
-        for note in unused_rules(scenario):
+        for note in [*unused_rules(scenario), *forewarnings(scenario, chosen, installed(), offer.device)]:
             console.print(f"note: {note}", highlight=False, markup=False)
         jobs = _jobs(scenario, chosen)
         leaving = {job.name for job in jobs} if fresh else set()

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bench import estimate
-from bench.environment import resources
+from bench.environment import installed, resources
 from bench.errors import StoreError
 from bench.plan import plan_file, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
 from bench.store import read_manifest, read_records
+from bench.validity.forewarn import forewarnings
 
 if TYPE_CHECKING:  # pandas takes a second to import; plan does without
     from bench.analysis.tables import Table
@@ -62,7 +63,7 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
         f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
         highlight=False,
     )
-    for note in unused_rules(scenario):
+    for note in [*unused_rules(scenario), *forewarnings(scenario, chosen, installed(), offer.device)]:
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
@@ -110,7 +111,8 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
     expected = len(manifest["cells"]) * scenario["repeat"]
     if len(records) < expected:
         notes.insert(0, f"{expected - len(records)} of {expected} rows are not measured yet.")
-    return tables.tables(data, "train_batch_size" if fixed_total else "gradient_accumulation_steps"), notes
+    key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
+    return tables.tables(data, key, records), notes
 
 
 def _laid_out(table: "Table", columns: list[int]) -> RichTable:
@@ -146,6 +148,8 @@ def show_tables(run: Path, console: Console) -> None:
             console.print(f"\n{group}", style="bold", highlight=False, markup=False)
         for part in _parts(table, console):
             console.print(part)
+        for sentence in table.explained:
+            console.print(f"  > {sentence}", highlight=False, markup=False)
     for note in notes:
         console.print(f"- {note}", highlight=False, markup=False)
     console.print(f"{run}", highlight=False, markup=False)

@@ -4,13 +4,17 @@ A table holds only rows that are equal in everything but strategy and GPU count.
 combined by their median; different cells are never averaged. A failure stands in its place as a word.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
+from bench.analysis.explain import explanations
 from bench.analysis.frame import CONTROLS
+from bench.analysis.units import mib
+from bench.record import Record
+from bench.zero.applicability import ignored_notes
 from bench.zero.stages import STRATEGIES
 
 BASELINE = "z0"
@@ -30,16 +34,16 @@ class Metric:
 
 @dataclass(frozen=True)
 class Table:
-    """Text, ready to be laid out. ``group`` names the settings that all rows share, ``title`` the metric."""
+    """Text, ready to be laid out. ``group`` names the settings that all rows share, ``title`` the metric.
+
+    ``explained`` are the sentences that belong below it.
+    """
 
     group: str
     title: str
     header: list[str]
     rows: list[list[str]]
-
-
-def _mib(value: float) -> str:
-    return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.2f} MiB"
+    explained: list[str] = field(default_factory=list)
 
 
 METRICS = (
@@ -56,7 +60,7 @@ METRICS = (
         "Peak memory",
         "per GPU",
         "peak_allocated_bytes",
-        _mib,
+        mib,
         "highest allocated bytes on any one rank during one settled optimizer step (counting pass); 1 MiB = "
         "1024^2 bytes. 'paper' is parameters, gradients and Adam states only (ZeRO paper, table 1)",
         "theory_model_state_bytes",
@@ -65,7 +69,7 @@ METRICS = (
         "Traffic",
         "sent per GPU and optimizer step",
         "comm_wire_bytes_per_step",
-        _mib,
+        mib,
         "bytes that each rank sends per optimizer step: the collectives counted at the dispatcher (control "
         "collectives of at most 8 elements left out) under the backend's wire model. 'paper' is 2 psi (ddp to z2) "
         "or 3 psi (z3) times (N-1)/N, without gradient accumulation (ZeRO paper, section 7). DeepSpeed's stages 1 "
@@ -119,7 +123,7 @@ def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[s
     return [*shown, "" if step is None or spread is None else f"{step * 1e3:,.0f} ± {spread * 1e3:,.0f}"]
 
 
-def _table(metric: Metric, title: str, group: pd.DataFrame) -> Table:
+def _table(metric: Metric, title: str, group: pd.DataFrame, explained: list[str]) -> Table:
     counts = sorted(group["world_size"].unique())
     third = "paper" if metric.theory else "ms"
     present = [name for name in STRATEGIES if name in set(group["strategy"])]
@@ -132,7 +136,7 @@ def _table(metric: Metric, title: str, group: pd.DataFrame) -> Table:
             column = group[group["world_size"] == n]
             row += _entry(metric, column[column["strategy"] == strategy], _good(column[column["strategy"] == baseline]))
         rows.append(row)
-    return Table(title, f"{metric.title} ({metric.unit})", header, rows)
+    return Table(title, f"{metric.title} ({metric.unit})", header, rows, explained)
 
 
 def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
@@ -152,17 +156,21 @@ def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
     return ", ".join(parts + (["activation checkpointing"] if values["activation_checkpointing"] else []))
 
 
-def tables(frame: pd.DataFrame, batch_key: str) -> list[Table]:
+def tables(frame: pd.DataFrame, batch_key: str, records: Sequence[Record] = ()) -> list[Table]:
     """Return the tables of a run, in the order in which its settings first appear.
 
     ``batch_key`` is what stays equal across GPU counts besides the micro batch: ``gradient_accumulation_steps``,
-    or ``train_batch_size`` where the scenario fixes that.
+    or ``train_batch_size`` where the scenario fixes that. ``records``, if given, are those of the frame, in its
+    order: then the tables carry what explains them.
     """
     keys = [*CONTROLS, batch_key]
     found = []
     for values, group in frame.groupby(keys, sort=False, dropna=False):
         title = _title(dict(zip(keys, values, strict=True)), group)
-        found += [_table(metric, title, group) for metric in METRICS]
+        said = explanations([records[row] for row in group.index], records) if records else []
+        for metric in METRICS:
+            below = [explanation.text for explanation in said if explanation.rule.table == metric.title]
+            found.append(_table(metric, title, group, below))
     return found
 
 
@@ -191,7 +199,8 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         lines.append(f"Wire model: {', '.join(models)} (docs/metrics.md).")
     if zero_optimization:
         settings = ", ".join(f"{key} {value}" for key, value in zero_optimization.items())
-        lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings} (stage3_* at z3 only).")
+        lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
+        lines += [f"Has {note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
     lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
     launches = frame.groupby("cell_id").size().max()
     lines.append(
@@ -247,4 +256,5 @@ def markdown(found: Iterable[Table], notes: Iterable[str]) -> str:
             heading = table.group
             parts.append(f"## {heading}\n")
         parts.append(f"### {table.title}\n\n{body.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n")
+        parts += [f"> {sentence}\n" for sentence in table.explained]
     return "\n".join(parts) + "\n" + "\n".join(f"- {note}" for note in notes) + "\n"

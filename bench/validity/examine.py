@@ -5,6 +5,8 @@ from typing import Any
 from bench.cell import Cell
 from bench.record import Finding, Parity
 from bench.validity import parity, ranks, settings, sharding
+from bench.validity.known_bad import known_bad
+from bench.zero.applicability import ignored_keys
 
 
 def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding]:
@@ -43,5 +45,10 @@ def examine(
     found += ranks.check(cell, result)
     found += sharding.check(cell, result)
     found += settings.differences(cell, result["effective"])
+    found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
     found += _counts(result, expected_params)
+    found += [
+        Finding(check="ignored settings", verdict="note", text=text)
+        for text in ignored_keys(cell.zero_optimization, cell.strategy)
+    ]
     return compared, found

@@ -2,13 +2,18 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from bench import __version__
 from bench.analysis.frame import frame
+from bench.analysis.rules import RULES
 from bench.cell import Cell
+from bench.generated import DOCS, TABLES, renewed
 from bench.record import Record, parse_record
 from bench.scenario import Scenario
+from bench.validity.known_bad import table
+from bench.zero.applicability import KEYS
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,3 +51,24 @@ def test_the_shipped_defaults_of_a_cell_are_those_of_a_scenario():
     """A default that differed would change the id of every cell that leaves the setting out."""
     for name in ("data", "optimizer", "seed", "warmup_steps", "steps"):
         assert Cell.model_fields[name].default == Scenario.model_fields[name].default, name
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_generated_tables_are_those_of_the_data(name):
+    """Mend with: python -m bench.generated."""
+    document, written = TABLES[name]
+    text = (DOCS / document).read_text()
+    assert renewed(text, name, written()) == text
+
+
+def test_every_id_of_the_data_is_in_the_documents():
+    metrics = (ROOT / "docs" / "metrics.md").read_text()
+    assert [entry.id for entry in table() if f"| {entry.id} |" not in metrics] == []
+    assert [rule.id for rule in RULES if f"| {rule.id} |" not in metrics] == []
+    stages = (ROOT / "docs" / "zero-stages.md").read_text()
+    assert [key for key in KEYS if f"| `{key}` |" not in stages] == []
+
+
+def test_a_table_without_a_place_is_an_error():
+    with pytest.raises(ValueError, match="no place for the table 'known-bad'"):
+        renewed("no marks here", "known-bad", "| a |")

@@ -421,3 +421,26 @@ def test_ddp_has_no_stage(tmp_path: Path) -> None:
     whole = {"parameters": 315_968, "gradients": 315_968, "optimizer_states": 3 * 315_968}
     record = judge(tmp_path, result(entry, ranks=[rank(n, shards=whole) for n in range(2)]), entry=entry)
     assert (record.validity, record.findings) == ("valid", [])
+
+
+def test_a_release_known_to_be_wrong_is_marked_whatever_else_is_found(tmp_path: Path) -> None:
+    entry = planned(strategy=["z2"], gradient_accumulation_steps=[2])
+    left = result(entry, stack={"torch": "2.13.0", "deepspeed": "0.18.0"})
+    record = judge(tmp_path, left, entry=entry)
+    assert record.validity == "invalid"
+    assert any(f.check == "known-bad release" and "0.18.0" in f.text for f in record.findings)
+    later = judge(tmp_path, left | {"stack": {"deepspeed": "0.18.9"}}, entry=entry)
+    assert [f.verdict for f in later.findings if f.check == "known-bad release"] == ["note"]
+    assert later.validity != "invalid"
+
+
+def test_a_setting_without_effect_is_noted_and_lowers_nothing(tmp_path: Path) -> None:
+    entry = planned(strategy=["z2"])
+    plain = judge(tmp_path, result(entry), entry=entry)
+    settings = {"allgather_bucket_size": 1000, "reduce_bucket_size": 1000}
+    entry = entry.model_copy(update={"cell": entry.cell.model_copy(update={"zero_optimization": settings})})
+    record = judge(tmp_path, result(entry), entry=entry)
+    (note,) = [f for f in record.findings if f.check == "ignored settings"]
+    assert note.verdict == "note"
+    assert note.text.startswith("allgather_bucket_size is set and has no effect at z2: ")
+    assert record.validity == plain.validity

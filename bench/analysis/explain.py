@@ -1,0 +1,54 @@
+"""Sentences below a comparison: each says what was measured, what it means, and who has met it before."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench.analysis.rules import RULES
+from bench.analysis.rules.rule import Group, Rule
+from bench.record import Record
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A rule that holds in a group: ``rows`` maps each row it holds for to the measured numbers."""
+
+    rule: Rule
+    rows: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        """The sentence with its numbers and sources, on one line."""
+        measured = "; ".join(f"{row}: {numbers}" for row, numbers in self.rows.items())
+        return f"{self.rule.sentence} Measured: {measured}. [{self.rule.id}: {', '.join(self.rule.sources)}]"
+
+
+def usable(records: Iterable[Record]) -> list[Record]:
+    """Return one record per cell and stack, the first launch that completed and is not known to be wrong."""
+    found: dict[tuple[str, str | None], Record] = {}
+    for record in records:
+        if record.status == "completed" and record.validity != "invalid":
+            found.setdefault((record.cell_id, record.requested_stack), record)
+    return list(found.values())
+
+
+def explanations(records: Iterable[Record], run: Iterable[Record] = ()) -> list[Explanation]:
+    """Return what the rules say of ``records``, which share all settings but strategy and number of ranks.
+
+    ``run`` holds all records of the run, for the rules that compare across groups.
+    """
+    group = Group(rows=usable(records), run=usable(run))
+    found = [Explanation(rule, rule.measured(group)) for rule in RULES]
+    return [explanation for explanation in found if explanation.rows]
+
+
+def markdown() -> str:
+    """Return the table of docs/metrics.md."""
+    lines = ["| id | below | when | sources |", "|---|---|---|---|"]
+    for rule in RULES:
+        links = ", ".join(f"[{s}](https://github.com/{s.replace('#', '/issues/')})" for s in rule.sources)
+        lines.append(f"| {rule.id} | {rule.table} | {rule.when} | {links} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown())

@@ -1,0 +1,26 @@
+"""What can be said before a launch: settings without effect, and releases whose results are known wrong."""
+
+from collections.abc import Iterable
+
+from bench.plan import PlannedCell
+from bench.scenario import Scenario
+from bench.validity.known_bad import known_bad
+from bench.zero.applicability import ignored_notes
+
+SHOWN = 3
+
+
+def _named(labels: list[str]) -> str:
+    more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+    return ", ".join(labels[:SHOWN]) + more
+
+
+def forewarnings(scenario: Scenario, cells: Iterable[PlannedCell], stack: dict[str, str], device: str) -> list[str]:
+    """Return one sentence for each reason: which keys do nothing at which strategies, which cells ``stack`` spoils."""
+    chosen = [entry for entry in cells if entry.skip_reason is None]
+    notes = ignored_notes(scenario.zero_optimization, (entry.cell.strategy for entry in chosen))
+    spoilt: dict[str, list[str]] = {}
+    for entry in chosen:
+        for finding in known_bad(stack, entry.cell, {"backend": "nccl" if device == "cuda" else "gloo"}):
+            spoilt.setdefault(finding.text, []).append(entry.cell.label)
+    return notes + [f"known-bad release: {text} [{_named(labels)}]" for text, labels in spoilt.items()]
