@@ -200,7 +200,7 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
     if zero_optimization:
         settings = ", ".join(f"{key} {value}" for key, value in zero_optimization.items())
         lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
-        lines += [f"Has {note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
+        lines += [f"{note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
     lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
     launches = frame.groupby("cell_id").size().max()
     lines.append(

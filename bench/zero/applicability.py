@@ -84,7 +84,7 @@ def why_ignored(key: str, strategy: str) -> str | None:
 def ignored_keys(keys: Iterable[str], strategy: str) -> list[str]:
     """Return a sentence for each of ``keys`` that is set and changes nothing under ``strategy``."""
     return [
-        f"{key} is set and has no effect at {strategy}: {why}"
+        f"{key} is set and has no effect at {strategy}, for {why}"
         for key in sorted(keys)
         if (why := why_ignored(key, strategy)) is not None
     ]
@@ -102,7 +102,10 @@ def ignored_notes(keys: Iterable[str], strategies: Iterable[str]) -> list[str]:
                 where.setdefault(why, []).append(strategy)
         for why, found in where.items():
             shared.setdefault((why, ", ".join(found)), []).append(key)
-    return [f"no effect at {where} of {', '.join(found)}: {why}" for (why, where), found in shared.items()]
+    return [
+        f"zero_optimization {', '.join(found)}: no effect at {where}, for {why}"
+        for (why, where), found in shared.items()
+    ]
 
 
 def markdown() -> str:

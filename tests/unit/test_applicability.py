@@ -54,8 +54,8 @@ def test_a_scenario_hears_each_reason_once() -> None:
     keys = ["reduce_bucket_size", "stage3_max_live_parameters", "stage3_prefetch_bucket_size"]
     notes = ignored_notes(keys, iter(["z3", "z2", "z1", "z0", "z2"]))
     assert len(notes) == 2
-    assert notes[0].startswith("no effect at z0 of reduce_bucket_size, stage3_max_live_parameters, ")
-    assert notes[1].startswith("no effect at z1, z2 of stage3_max_live_parameters, stage3_prefetch_bucket_size: ")
+    assert notes[0].startswith("zero_optimization reduce_bucket_size, stage3_max_live_parameters, ")
+    assert " stage3_max_live_parameters, stage3_prefetch_bucket_size: no effect at z1, z2, for only " in notes[1]
     assert ignored_notes(keys, ["z3"]) == []
 
 

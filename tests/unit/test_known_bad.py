@@ -164,5 +164,5 @@ def test_the_plan_says_it_before_a_launch(tmp_path: Path) -> None:
     assert "z2/w1" in bad
     assert "z2/w2" in bad
     assert "z1" not in bad
-    assert any("at z1, z2 of stage3_prefetch_bucket_size" in line for line in said)
+    assert any("stage3_prefetch_bucket_size: no effect at z1, z2, " in line for line in said)
     assert not any("known-bad" in line for line in forewarnings(scenario, cells, {"deepspeed": "0.19.8"}, "cpu"))

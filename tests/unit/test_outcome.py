@@ -442,5 +442,5 @@ def test_a_setting_without_effect_is_noted_and_lowers_nothing(tmp_path: Path) ->
     record = judge(tmp_path, result(entry), entry=entry)
     (note,) = [f for f in record.findings if f.check == "ignored settings"]
     assert note.verdict == "note"
-    assert note.text.startswith("allgather_bucket_size is set and has no effect at z2: ")
+    assert note.text.startswith("allgather_bucket_size is set and has no effect at z2, for ")
     assert record.validity == plain.validity
