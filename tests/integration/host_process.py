@@ -5,6 +5,7 @@ line out is the exit statuses of its ranks, null for those killed at the time-ou
 input, and its ranks with it: when the test is gone, however it went, so are they, the namespace and the link.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -80,5 +81,6 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(BrokenPipeError):  # the test has gone
+        main()
     os._exit(0)  # an interpreter full of libraries takes seconds to take itself apart

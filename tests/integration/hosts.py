@@ -31,7 +31,7 @@ class Hosts:
     def __init__(self, hosts, log):
         self.hosts, self.log = hosts, log
 
-    def launch(self, nodes, argv, timeout_s=300):
+    def launch(self, nodes, argv, timeout_s=600):
         """Run ``argv`` as rank r on host ``nodes[r]`` for every r; return the bytes that each host sent to the other.
 
         Fails the test, with the end of the ranks' log, unless every rank exits 0.

@@ -31,7 +31,7 @@ CASES = [
     for strategy in STRATEGIES
 ]
 # 2.3 million parameters, all but a few in embedding and head: many bytes, little to compute. Gloo's own messages
-# (some 15 kB a step for stage 3) are then far below a hundredth.
+# (up to 40 kB a step, for stage 3) are then well below a hundredth.
 MODEL = load_config("llama-tiny") | {"vocab_size": 16384}
 
 
