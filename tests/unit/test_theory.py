@@ -1,6 +1,5 @@
 import pytest
 
-from bench.wire import wire_bytes, wire_model
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import adam_bytes_per_param, model_state_bytes, wire_bytes_per_step
 
@@ -78,40 +77,3 @@ def test_wire_volume(strategy: str, volumes: int, dtype: str, width: int) -> Non
 def test_ddp_costs_what_stage_0_costs(gpus: int) -> None:
     for cost in (model_state_bytes, wire_bytes_per_step):
         assert cost(PSI, "ddp", gpus, "bf16") == cost(PSI, "z0", gpus, "bf16")
-
-
-# bench.wire: sent bytes per rank, as a share of the collective's larger side, for 2 and 4 ranks.
-ONCE, TWICE, NOTHING = (1 / 2, 3 / 4), (1.0, 3 / 2), (0.0, 0.0)
-OPS = {
-    "all_reduce": (TWICE, TWICE),
-    "all_gather": (ONCE, ONCE),
-    "all_gather_into_tensor": (ONCE, ONCE),
-    "reduce_scatter": (TWICE, ONCE),
-    "reduce_scatter_tensor": (TWICE, ONCE),
-    "reduce": (TWICE, ONCE),
-    "broadcast": (ONCE, ONCE),
-    "gather": (ONCE, ONCE),
-    "scatter": (ONCE, ONCE),
-    "all_to_all": (ONCE, ONCE),
-    "all_to_all_single": (ONCE, ONCE),
-    "barrier": (NOTHING, NOTHING),
-}
-
-
-@pytest.mark.parametrize(("op", "factors"), OPS.items())
-def test_wire_factors(op: str, factors: tuple[tuple[float, float], tuple[float, float]]) -> None:
-    for backend, expected in zip(("gloo", "nccl"), factors, strict=True):
-        assert tuple(wire_bytes(op, 1 << 20, size, backend) for size in (2, 4)) == tuple(
-            (1 << 20) * factor for factor in expected
-        )
-        assert wire_bytes(op, 1 << 20, 1, backend) == 0
-
-
-@pytest.mark.parametrize("backend", ["gloo", "nccl", "ccl"])
-def test_wire_bytes_of_an_unknown_operation(backend: str) -> None:
-    assert wire_bytes("all_gather_object", 100, 2, backend) is None
-
-
-def test_wire_model_is_named() -> None:
-    assert [wire_model(backend) for backend in ("gloo", "nccl", "ccl")] == ["gloo", "ring", "ring"]
-    assert wire_bytes("reduce", 100, 2, "ccl") == 50
