@@ -64,6 +64,7 @@ def test_config_of_each_stage(strategy: str, stage: int) -> None:
         optimizer=Optimizer(gradient_clipping=0.5),
         zero_optimization={"reduce_bucket_size": 400_000, "overlap_comm": False},
     )
+    warnings = {"log_trace_cache_warnings": True} if stage == 3 else {}
     assert ds_config(asked) == {
         "train_batch_size": 24,
         "train_micro_batch_size_per_gpu": 3,
@@ -71,7 +72,7 @@ def test_config_of_each_stage(strategy: str, stage: int) -> None:
         "gradient_clipping": 0.5,
         "bf16": {"enabled": True},
         "fp16": {"enabled": False},
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 400_000, "overlap_comm": False},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 400_000, "overlap_comm": False} | warnings,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2147483647,
         "wall_clock_breakdown": False,
