@@ -30,10 +30,8 @@ _WAITED = re.compile(
     r"Timed out waiting \d+ ?ms for \w+ operation|Timed out after \d+ seconds waiting for clients"
     r"|wait timeout after \d+ ?ms|Socket Timeout|Watchdog caught collective operation timeout"
 )
-_WATCHDOG = re.compile(
-    r"(?:Rank (?P<rank>\d+)\])?[^\n\[]*Watchdog caught collective operation timeout: "
-    r"Work(?:NCCL|XCCL|HCCL)?\(SeqNum=\d+, OpType=(?P<op>\w+)"
-)
+_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: Work\w*\(SeqNum=\d+, OpType=(\w+)")
+_RANK = re.compile(r"\bRank (\d+)\]")
 # c10d names its operation types; the record names the calls.
 _OPS = {
     "ALLREDUCE": "all_reduce",
@@ -129,10 +127,10 @@ def build_error(log: str) -> str | None:
 def watchdog(log: str) -> dict[str, list[int]]:
     """Return the collectives that the NCCL watchdog gave up on, with the ranks that waited in them."""
     found: dict[str, set[int]] = {}
-    for match in _WATCHDOG.finditer(log):
-        ranks = found.setdefault(_OPS.get(match["op"], match["op"].lower()), set())
-        if match["rank"]:
-            ranks.add(int(match["rank"]))
+    for line in log.splitlines():
+        if match := _WATCHDOG.search(line):
+            ranks = found.setdefault(_OPS.get(match[1], match[1].lower()), set())
+            ranks.update(map(int, _RANK.findall(line[: match.start()])))
     return {op: sorted(ranks) for op, ranks in found.items()}
 
 

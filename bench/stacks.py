@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 IDLE_CPU_SHARE = 0.05
+_NO_STACK, _ENDED = "left no stack", "had ended before"
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _COMM_FILES = ("torch/distributed/distributed_c10d.py", "deepspeed/comm/torch.py")
@@ -102,7 +103,7 @@ def place(stack: RankStack, source: Callable[[str, int], str]) -> Place:
     """Return where a rank stood. ``source`` gives the text of a line of a source file, or an empty string."""
     before, after = threads(stack.first), threads(stack.second)
     if not before or not after:
-        return Place(None, "left no stack", None, still=False, idle=False)
+        return Place(None, _NO_STACK, None, still=False, idle=False)
     main = next((frames for frames in after if _is_worker(frames)), after[0])
     idle = stack.cpu_share < IDLE_CPU_SHARE
     # On CUDA the hooks of the backward, and the collectives in them, run in threads of autograd.
@@ -125,9 +126,10 @@ def _words(where: Place, ranks: list[int]) -> str:
     during = f" ({where.phase})" if where.phase else ""
     if where.op and where.still:
         return f"{some} wait{plural} in {where.op}{during}"
-    if where.at.startswith(("left", "ended")):
+    if where.at in (_NO_STACK, _ENDED):
         return f"{some} {where.at}"
-    return f"{some} {'stand' if where.still and where.idle else 'work'}{plural} in {where.at}{during}"
+    verb = "stand" if where.still and where.idle else "work"
+    return f"{some} {verb}{plural} in {where.op or where.at}{during}"
 
 
 def judge_stacks(
@@ -142,7 +144,7 @@ def judge_stacks(
     if not stacks:
         return False, None
     places = {stack.rank: place(stack, source) for stack in stacks}
-    ended = Place(None, "ended before", None, still=True, idle=True)
+    ended = Place(None, _ENDED, None, still=True, idle=True)
     places |= {rank: ended for rank in range(world_size) if rank not in places}
     waiting = [each for each in places.values() if each.op and each.still]
     others = [each for each in places.values() if not (each.op and each.still)]

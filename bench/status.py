@@ -72,7 +72,8 @@ def _spoken(first: dict[str, Any], ended_by: str | None, lost: bool, device: str
     status: Status = first["status"]
     if status == "oom" and device != "cpu" and messages.is_host_allocation(first["message"]):
         status = "host_oom"
-    return status, f"{cause}rank {first['rank']}, {first['activity']}: {first['type']}: {lines[0]}"
+    during = f", {first['phase']}" if first.get("phase") not in (None, "init") else ""
+    return status, f"{cause}rank {first['rank']}, {first['activity']}{during}: {first['type']}: {lines[0]}"
 
 
 def judge_launch(

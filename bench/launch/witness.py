@@ -64,7 +64,7 @@ def kills_between(before: tuple[str, int] | None, after: tuple[str, int] | None)
 def _ranks(launch_id: str) -> dict[int, psutil.Process]:
     """Return the process of each rank: the oldest one, as what a rank forks looks like it."""
     found: dict[int, psutil.Process] = {}
-    for process in sorted(marked(LAUNCH_MARKER, launch_id), key=lambda process: process.pid):
+    for process in sorted(marked(LAUNCH_MARKER, launch_id), key=lambda process: (process.create_time(), process.pid)):
         with contextlib.suppress(psutil.Error, OSError, ValueError, KeyError):
             command = process.cmdline()  # the launchers name the module too, after --module
             if command[command.index("bench.worker.main") - 1] == "-m":

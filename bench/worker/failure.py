@@ -12,6 +12,9 @@ from bench import messages
 from bench.record import Status
 from bench.stacks import phase
 
+# Whatever is raised in here, an op was being compiled or loaded.
+_BUILDERS = ("torch/utils/cpp_extension.py", "deepspeed/ops/op_builder/builder.py")
+
 # No torch here: a rank that cannot import it must still be able to say so.
 
 
@@ -28,9 +31,15 @@ def _chain(error: BaseException | None) -> list[BaseException]:
     return found
 
 
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
+
+
 def status_of(error: BaseException) -> Status:
     """Return the status that ``error`` means for the cell: the first in its chain that is more than ``crashed``."""
     for each in _chain(error):
+        if any(frame.filename.endswith(_BUILDERS) for frame in _frames(each)):
+            return "build_error"
         if isinstance(each, pydantic.ValidationError):
             return "config_error"
         kind = "MemoryError" if isinstance(each, MemoryError) else type(each).__name__
@@ -44,7 +53,7 @@ def failure(rank: int, activity: str, error: BaseException) -> dict[str, Any]:
 
     ``phase`` is that of the training step, or ``init`` while model and engine are built.
     """
-    functions = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    functions = [frame.name for frame in _frames(error)]
     sizes = (messages.requested_bytes(str(each)) for each in _chain(error))
     return {
         "rank": rank,

@@ -30,11 +30,6 @@ def _sleep_in_rank_1(rank):
         time.sleep(3600)
 
 
-def _compute_in_rank_1(rank):
-    while rank == 1:
-        pass
-
-
 def _take_memory_in_rank_1(rank):
     taken = []
     while rank == 1:
@@ -53,7 +48,6 @@ FAULTS = {
     "exit": _exit_0,
     "sleep": _sleep,
     "sleep in rank 1": _sleep_in_rank_1,
-    "compute in rank 1": _compute_in_rank_1,
     "take memory in rank 1": _take_memory_in_rank_1,
     "oom": _limit_memory,
 }
