@@ -30,6 +30,14 @@ def _sleep_in_rank_1(rank):
         time.sleep(3600)
 
 
+def _work_in_rank_1(rank):
+    import torch
+
+    tensor = torch.ones(64, 64)
+    while rank == 1:
+        tensor = (tensor @ tensor).sigmoid()
+
+
 def _take_memory_in_rank_1(rank):
     taken = []
     while rank == 1:
@@ -48,6 +56,7 @@ FAULTS = {
     "exit": _exit_0,
     "sleep": _sleep,
     "sleep in rank 1": _sleep_in_rank_1,
+    "work in rank 1": _work_in_rank_1,
     "take memory in rank 1": _take_memory_in_rank_1,
     "oom": _limit_memory,
 }
