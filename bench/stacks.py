@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-IDLE_CPU_SHARE = 0.05
+# A starved machine gives a working rank little; one that waits uses nothing.
+IDLE_CPU_SHARE = 0.02
 _NO_STACK, _ENDED = "left no stack", "had ended before"
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
