@@ -25,24 +25,29 @@ def run(path, **how):
     return done
 
 
+def out_of_time(scenario_file, fault):
+    """Return the record of a launch that was killed after rank 1 had come to ``fault`` and rank 0 to wait for it."""
+    for timeout_s in (60, 300):  # the first is enough unless the machine is very busy
+        path = scenario_file({"strategy": "z1", "world_size": 2}, name=f"after{timeout_s}", timeout_s=timeout_s)
+        assert run(path, fault=fault).returncode == 1
+        record = records(path)["z1"]
+        assert record.launch.exit_status is None
+        if "sitecustomize.py" in record.reason and "waits in" in record.reason:
+            break
+    return record
+
+
 def test_a_rank_that_waits_for_one_that_sleeps_hangs_in_a_named_collective(scenario_file):
-    path = scenario_file({"strategy": "z1", "world_size": 2}, timeout_s=75)
-    assert run(path, fault="sleep in rank 1").returncode == 1
-    record = records(path)["z1"]
+    record = out_of_time(scenario_file, "sleep in rank 1")
     assert record.status == "hang", record.reason
     assert record.reason.startswith("rank 0 waits in all_reduce (backward); rank 1 stands in time.sleep(3600) at site")
-    assert record.reason.endswith("; not done after 75 s, killed")
-    assert record.launch.exit_status is None
+    assert record.reason.endswith(" s, killed")
 
 
 def test_a_rank_that_waits_for_one_that_works_is_only_out_of_time(scenario_file):
-    path = scenario_file({"strategy": "z1", "world_size": 2}, timeout_s=75)
-    assert run(path, fault="work in rank 1").returncode == 1
-    record = records(path)["z1"]
+    record = out_of_time(scenario_file, "work in rank 1")
     assert record.status == "timeout", record.reason
-    assert record.reason.startswith(
-        "not done after 75 s, killed; rank 0 waits in all_reduce (backward); rank 1 works in"
-    )
+    assert "s, killed; rank 0 waits in all_reduce (backward); rank 1 works in tensor = " in record.reason
 
 
 @pytest.fixture
