@@ -99,9 +99,10 @@ def run_command(
 ) -> None:
     """Measure every cell of a scenario that has no row yet, then print the tables.
 
-    Exit status: 0 when every selected cell has its answer (completed, oom, unsupported or skipped), 1 when one
-    timed out, crashed, left no result or had its configuration refused, 2 for a mistake in the input.
+    Exit status: 0 when every selected cell has its answer (completed, oom, host_oom, unsupported or skipped), 1 when
+    one has none (timeout, hang, crashed, silent_exit, config_error, build_error), 2 for a mistake in the input.
     """
+    from bench.record import ANSWERS
     from bench.run import run_matrix
     from bench.show import show_commands, show_plan, show_tables
 
@@ -126,7 +127,7 @@ def run_command(
         print("interrupted: finished cells are kept, the same command goes on from there", file=sys.stderr)
         raise typer.Exit(130) from None
     show_tables(run, console)
-    if any(record.status not in ("completed", "oom", "unsupported", "skipped") for record in records):
+    if any(record.status not in ANSWERS for record in records):
         raise typer.Exit(1)
 
 

@@ -24,6 +24,10 @@ class LaunchError(BenchError):
     """Cells cannot be launched on this machine at all."""
 
 
+class BuildError(LaunchError):
+    """An op that DeepSpeed compiles could not be compiled; cells that do without it can still run."""
+
+
 def nearest(word: object, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the valid word closest to ``word``, or an empty string."""
     matches = difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)

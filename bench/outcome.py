@@ -3,12 +3,15 @@
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench import wire
 from bench.cell import Cell
+from bench.hang import RankStack
 from bench.hardware import peak_tflops
+from bench.messages import trace_invalidations
 from bench.models.counts import FLOPS_CONVENTION, flops_per_token
 from bench.plan import PlannedCell
 from bench.record import (
@@ -27,6 +30,7 @@ from bench.record import (
 )
 from bench.status import judge_launch
 from bench.validity.examine import examine
+from bench.validity.log import memory_pressure
 from bench.validity.ranks import clock
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
@@ -123,6 +127,11 @@ def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
     return _blank(planned, repeat, device, "skipped", planned.skip_reason)
 
 
+def unbuilt(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:
+    """Return the row of a cell that was not launched, as an op that it needs could not be compiled."""
+    return _blank(planned, repeat, device, "build_error", reason)
+
+
 def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reason: str | None) -> Record:
     """Return the row without its metrics."""
     cell, params = planned.cell, planned.params
@@ -144,11 +153,11 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
     )
 
 
-def _tail(log: Path) -> list[str]:
+def _text(log: Path) -> str:
     try:
-        return log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        return log.read_text(errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def outcome(
@@ -162,15 +171,29 @@ def outcome(
     device: str,
     num_cores: int,
     references: dict[int, dict[str, Any]],
+    stacks: Sequence[RankStack] = (),
+    oom_kills: str | None = None,
 ) -> Record:
     """Return the record of a launched cell, from the files in ``work`` and how the launch ended.
 
-    ``references``: what `bench.references.find` has for the cell.
+    ``references``: what `bench.references.find` has for the cell. ``stacks`` and ``oom_kills``: what
+    bench.launch.witness saw.
     """
     cell, params = planned.cell, planned.params
-    status, reason, failure = judge_launch(work, launch.exit_status, timeout_s)
+    text = _text(log)
+    status, reason, failure = judge_launch(
+        work,
+        launch.exit_status,
+        timeout_s,
+        log=text,
+        stacks=stacks,
+        oom_kills=oom_kills,
+        world_size=cell.world_size,
+        device=device,
+    )
     record = _blank(planned, repeat, device, status, reason)
-    launch = launch.model_copy(update={"log_tail": _tail(log) if status != "completed" else []})
+    tail = text.splitlines()[-LOG_TAIL_LINES:]
+    launch = launch.model_copy(update={"log_tail": tail if status != "completed" else []})
     record = record.model_copy(update={"launch": launch, "failure": failure})
     if status != "completed":
         return record
@@ -180,6 +203,7 @@ def outcome(
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, result, device, num_cores)
     compared, findings = examine(cell, result, losses, params.total if params else None, references)
+    findings += memory_pressure(text)
     return record.model_copy(
         update={
             "num_params": result["num_params"],
@@ -201,5 +225,7 @@ def outcome(
             ),
             "losses": losses,
             "skipped_steps": result["skipped_steps"],
+            # Stage 3 alone records an order of modules, and bench.zero.ds_config has it say when it drops that.
+            "trace_invalidations": trace_invalidations(text) if cell.strategy == "z3" else None,
         }
     )

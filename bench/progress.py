@@ -9,7 +9,7 @@ from rich.table import Column
 
 from bench.record import Record
 
-_STYLES = {"completed": "green", "skipped": "dim", "oom": "yellow", "unsupported": "yellow"}
+_STYLES = {"completed": "green", "oom": "yellow", "host_oom": "yellow", "unsupported": "yellow"}
 
 
 def duration(seconds: float) -> str:
@@ -92,8 +92,8 @@ class MatrixProgress:
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""
-        if record.status == "skipped":
-            self.say(f"skipped: {record.label}: {record.reason}")
+        if record.launch is None:
+            self.say(f"{record.status}: {record.label}: {record.reason}")
             return
         self.spent_s.append(time.monotonic() - self.started)
         number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"

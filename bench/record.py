@@ -27,6 +27,8 @@ Status = Literal[
     "silent_exit",
     "skipped",
 ]
+# What a cell can end in that tells its user something about the cell, not about a fault.
+ANSWERS: tuple[Status, ...] = ("completed", "oom", "host_oom", "unsupported", "skipped")
 Validity = Literal["valid", "suspect", "invalid", "unchecked"]
 
 

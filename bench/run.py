@@ -12,10 +12,10 @@ from rich.console import Console
 
 from bench import estimate, references
 from bench.environment import fingerprint, installed, num_cores, resources
-from bench.errors import LaunchError, StoreError
+from bench.errors import BuildError, LaunchError, StoreError
 from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
-from bench.outcome import outcome, skipped
+from bench.outcome import outcome, skipped, unbuilt
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
 from bench.progress import MatrixProgress
 from bench.record import Launch, Record
@@ -31,6 +31,7 @@ from bench.store import (
     write_record,
 )
 from bench.validity.forewarn import forewarnings
+from bench.zero.stages import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,19 @@ def _check_stack(run: Path, stack: dict[str, Any], leaving: set[str]) -> None:
 
 
 def _settled(job: Job, records: dict[str, Record]) -> bool:
-    """Whether the job has its row already; a skipped row is settled only while the plan still skips."""
+    """Whether the job has its row already; a skipped row is settled only while the plan still skips.
+
+    One that was not launched because of a failed build never is: a compiler may be there by now.
+    """
     record = records.get(job.name)
+    if record is not None and record.status == "build_error" and record.launch is None:
+        return False
     return record is not None and (record.status == "skipped") == (job.planned.skip_reason is not None)
+
+
+def _needs_op(job: Job) -> bool:
+    """Whether the cell loads DeepSpeed's compiled op: every stage does at once, torch DDP never."""
+    return STRATEGIES[job.planned.cell.strategy].zero_stage is not None
 
 
 def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: list[PlannedCell], env: Any) -> None:
@@ -104,7 +115,9 @@ def _launch(
     argv = deepspeed.command(cell.world_size, device, work / "job.json")
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with extensions.in_use(Path(env["TORCH_EXTENSIONS_DIR"])) if device == "cpu" else contextlib.nullcontext():
-        ended = deepspeed.launch(argv, env, run=run, log=log, timeout_s=scenario.timeout_s, on_tick=progress.tick)
+        ended = deepspeed.launch(
+            argv, env, run=run, log=log, timeout_s=scenario.timeout_s, work=work, on_tick=progress.tick
+        )
     record = outcome(
         job.planned,
         job.repeat,
@@ -122,6 +135,8 @@ def _launch(
         device=device,
         num_cores=num_cores(),
         references=references.find(run, job.planned),
+        stacks=ended.stacks,
+        oom_kills=ended.oom_kills,
     )
     shutil.rmtree(work, ignore_errors=True)
     return record
@@ -169,7 +184,9 @@ def run_matrix(
                 highlight=False,
             )
         launches = [job for job in pending if job.planned.skip_reason is None]
-        ranks_env = _prepare(run, env["stack"], offer.device, console) if launches else {}
+        ranks_env, broken = _prepare(run, env["stack"], offer.device, console) if launches else ({}, None)
+        if broken is not None:
+            launches = [job for job in launches if not _needs_op(job)]
         _make_references(run, [job.planned for job in launches], offer, ranks_env, scenario.timeout_s, console)
         known = estimate.history(results, offer.device)
         expected = [estimate.seconds(job.planned, known) for job in launches]
@@ -177,6 +194,8 @@ def run_matrix(
             for job in pending:
                 if job.planned.skip_reason is not None:
                     record = skipped(job.planned, job.repeat, offer.device)
+                elif broken is not None and _needs_op(job):
+                    record = unbuilt(job.planned, job.repeat, offer.device, broken)
                 else:
                     progress.begin(record_name(job.planned.cell.label, job.repeat))
                     record = _launch(job, scenario, run, ranks_env, offer.device, progress)
@@ -201,21 +220,27 @@ def _make_references(
         references.make(run, jobs, env, timeout_s)
 
 
-def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) -> dict[str, str]:
-    """Make sure that ranks can start, compile what DeepSpeed compiles, and return their environment."""
+def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) -> tuple[dict[str, str], str | None]:
+    """Make sure that ranks can start, compile what DeepSpeed compiles, and return their environment.
+
+    The second value says why that could not be compiled, if so.
+    """
     missing = [name for name in ("torch", "deepspeed", "transformers") if stack[name] is None]
     if missing:
         raise LaunchError(f"{', '.join(missing)} not installed for {sys.executable}: pip install 'zerostage[run]'")
     if sys.platform != "linux":
         raise LaunchError(f"cells run on Linux only (this is {sys.platform}); plan and report work here")
     if device != "cpu":
-        return deepspeed.environment(device, None)
+        return deepspeed.environment(device, None), None
     versions = {name: stack[name] for name in ("python", "torch", "deepspeed")}
     folder = extensions.folder(versions)
     env = deepspeed.environment(device, folder)
     argv = [sys.executable, "-m", "bench.worker.prebuild"]
     if not extensions.is_built(folder, versions):
         console.print("set-up: compiling DeepSpeed's C++ op, once per environment, about a minute")
-    with console.status("compiling"):
-        extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / "setup.log")
-    return env
+    try:
+        with console.status("compiling"):
+            extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / "setup.log")
+    except BuildError as error:
+        return env, str(error)
+    return env, None

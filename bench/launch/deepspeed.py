@@ -7,21 +7,28 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from bench.environment import gpus
 from bench.errors import StoreError
+from bench.hang import RankStack
 from bench.launch.processes import LAUNCH_MARKER, RUN_MARKER, kill_marked
+from bench.launch.witness import kills_between, oom_kills, rank_stacks
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a launch ended. ``status`` is the launcher's; ``None`` when it was killed at its time-out."""
+    """How a launch ended. ``status`` is the launcher's; ``None`` when it was killed at its time-out.
+
+    ``stacks``: where the ranks stood then. ``oom_kills``: in words, what the kernel killed for lack of memory.
+    """
 
     status: int | None
     wall_time_s: float
+    stacks: list[RankStack] = field(default_factory=list)
+    oom_kills: str | None = None
 
 
 def _free_port() -> int:
@@ -82,17 +89,21 @@ def launch(
     run: Path,
     log: Path,
     timeout_s: float,
+    work: Path | None = None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> Exit:
     """Start ``argv``, wait for it at most ``timeout_s``, and leave none of its processes behind.
 
-    ``on_tick`` is called about ten times a second. An exception in it or in this process (Ctrl-C) ends the
-    launch as a time-out does, and is raised again.
+    ``work`` is the folder of the job: when the time is up, its ranks are asked where they stand, which takes about
+    5 s. ``on_tick`` is called about ten times a second. An exception in it or in this process (Ctrl-C) ends the
+    launch, and is raised again.
     """
     launch_id = uuid.uuid4().hex
     env = env | {RUN_MARKER: str(run.resolve()), LAUNCH_MARKER: launch_id}
     started = time.monotonic()
+    kills = oom_kills()
     status: int | None = None
+    stacks: list[RankStack] = []
     process = None
     with _create(log) as stream:
         try:
@@ -108,8 +119,10 @@ def launch(
             while (status := process.poll()) is None and time.monotonic() - started < timeout_s:
                 on_tick()
                 time.sleep(0.1)
+            if status is None and work is not None:
+                stacks = rank_stacks(launch_id, work)
         finally:
             kill_marked(LAUNCH_MARKER, launch_id)
             if process is not None:
                 process.wait()
-    return Exit(status, time.monotonic() - started)
+    return Exit(status, time.monotonic() - started, stacks, kills_between(kills, oom_kills()))

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.errors import LaunchError
+from bench.errors import BuildError, LaunchError
 from bench.launch.deepspeed import launch
+from bench.messages import build_error
 
 BUILD_TIMEOUT_S = 900.0
 # A loader that finds nothing to build holds the lock for well under a second, on a busy machine for a few.
@@ -88,7 +89,8 @@ def prepare(
     """Run ``argv``, which builds the ops into ``extensions``, unless that was done before for this environment.
 
     Raises:
-        LaunchError: the build failed or did not end; the log is named.
+        LaunchError: the folder cannot be written.
+        BuildError: the build failed or did not end; the compiler's first error and the log are named.
     """
     if is_built(extensions, stack):
         return  # before the lock, which the launches of another run may hold for long
@@ -105,8 +107,12 @@ def prepare(
             clear_stale_locks(extensions)
         ended = launch(argv, env, run=run, log=log, timeout_s=BUILD_TIMEOUT_S)
         if ended.status != 0:
-            raise LaunchError(
-                f"DeepSpeed's C++ op could not be built (see {log}); a C++ compiler (g++) is needed, and the "
-                f"packages of zerostage[run]; a lock file left in {extensions}/* by a killed build also stops it"
+            late = (
+                f"not done after {BUILD_TIMEOUT_S:g} s; a lock file left in {extensions}/* by a killed build stops it"
+            )
+            cause = late if ended.status is None else build_error(log.read_text(errors="replace"))
+            raise BuildError(
+                f"DeepSpeed's C++ op could not be built: {cause or f'exit status {ended.status}'} (logs/{log.name}); "
+                "a C++ compiler (g++) is needed, and the packages of zerostage[run]"
             )
         _stamp(extensions, stack).touch()

@@ -6,10 +6,12 @@ JOB is a JSON file that bench.run writes. Rank 0 leaves ``result.json`` beside i
 
 import contextlib
 import dataclasses
+import faulthandler
 import importlib.metadata
 import json
 import os
 import platform
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -136,7 +138,9 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
 
 
 def main(job_path: Path) -> None:
-    """Run the job; any exception becomes a failure file and exit status 1."""
+    """Run the job; any exception becomes a failure file and exit status 1. SIGUSR1 writes this rank's stacks."""
+    stacks = job_path.with_name(f"stacks.rank{_RANK}.txt").open("w")  # read by bench.launch.witness
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     activities = ["reading the job"]
     try:
         result = _run(json.loads(job_path.read_text()), activities)

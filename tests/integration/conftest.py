@@ -9,15 +9,14 @@ import yaml
 FAULTS = Path(__file__).parents[1] / "data" / "faults"
 
 
-def zerostage(*arguments, fault=None, **variables):
-    """Run the command line as a user does; return the finished process, its text captured."""
+def zerostage(*arguments, fault=None, prefix=(), **variables):
+    """Run the command line as a user does, after ``prefix``; return the finished process, its text captured."""
     env = dict(os.environ) | variables
     if fault:
         path = os.pathsep.join(filter(None, [str(FAULTS), os.environ.get("PYTHONPATH")]))
         env |= {"PYTHONPATH": path, "ZEROSTAGE_TEST_FAULT": fault}
-    return subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)], env=env, capture_output=True, text=True, timeout=1700
-    )
+    argv = [*map(str, prefix), sys.executable, "-m", "bench", *map(str, arguments)]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=1700)
 
 
 @pytest.fixture

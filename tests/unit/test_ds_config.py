@@ -64,6 +64,7 @@ def test_config_of_each_stage(strategy: str, stage: int) -> None:
         optimizer=Optimizer(gradient_clipping=0.5),
         zero_optimization={"reduce_bucket_size": 400_000, "overlap_comm": False},
     )
+    warnings = {"log_trace_cache_warnings": True} if stage == 3 else {}
     assert ds_config(asked) == {
         "train_batch_size": 24,
         "train_micro_batch_size_per_gpu": 3,
@@ -71,7 +72,7 @@ def test_config_of_each_stage(strategy: str, stage: int) -> None:
         "gradient_clipping": 0.5,
         "bf16": {"enabled": True},
         "fp16": {"enabled": False},
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 400_000, "overlap_comm": False},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 400_000, "overlap_comm": False} | warnings,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2147483647,
         "wall_clock_breakdown": False,
@@ -115,7 +116,7 @@ def test_deepspeed_reads_every_accepted_key(zero_fields: dict[str, Any]) -> None
     asked = {key: True if key in flags else 7 for key in accepted}
     section = ds_config(cell("z3", zero_optimization=asked))["zero_optimization"]
     read = DeepSpeedZeroConfig(**section).model_dump(by_alias=True)
-    assert {key: read[key] for key in section} == {"stage": 3, **asked}
+    assert {key: read[key] for key in section} == {"stage": 3, "log_trace_cache_warnings": True, **asked}
 
 
 @pytest.mark.parametrize(("strategy", "dtype"), [("z0", "fp32"), ("z1", "bf16"), ("z2", "fp16"), ("z3", "bf16")])

@@ -9,7 +9,7 @@ from bench.cell import Cell
 from bench.hardware import peak_tflops
 from bench.models.catalog import load_config
 from bench.models.counts import flops_per_token
-from bench.outcome import comm, outcome, skipped, throughput
+from bench.outcome import comm, outcome, skipped, throughput, unbuilt
 from bench.plan import PlannedCell, Resources, plan
 from bench.record import Launch, Record
 from bench.scenario import Scenario
@@ -348,6 +348,27 @@ def test_torn_failure_file_is_passed_over(tmp_path: Path, torn: bytes) -> None:
     assert judge(tmp_path, None, 1).status == "crashed"
     fail(tmp_path, 1, time=5, status="oom", message="")
     assert judge(tmp_path, None, 1).reason == "rank 1, timed pass: SomeError: "
+
+
+def test_what_the_log_says_of_a_completed_launch(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(
+        "Invalidate trace cache @ step 3: expected module 5, but got module 7\n"
+        "[WARNING] [stage3.py:2940:step] 2 pytorch allocator cache flushes since last step. this happens when ...\n"
+    )
+    entry = planned(strategy="z3")
+    record = judge(tmp_path, result(entry), entry=entry)
+    assert record.trace_invalidations == 1
+    assert ("allocator", "suspect") in {(finding.check, finding.verdict) for finding in record.findings}
+    (tmp_path / "a.log").write_text("all is well\n")
+    quiet = judge(tmp_path, result(entry), entry=entry)
+    assert quiet.trace_invalidations == 0
+    assert "allocator" not in {finding.check for finding in quiet.findings}
+    assert judge(tmp_path, result(planned())).trace_invalidations is None  # stage 2 records no order
+
+
+def test_cell_whose_op_was_not_built_has_a_row() -> None:
+    record = unbuilt(planned(), 0, "cpu", "no compiler")
+    assert (record.status, record.reason, record.launch) == ("build_error", "no compiler", None)
 
 
 def test_skipped_cell_has_a_row() -> None:

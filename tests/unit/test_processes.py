@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.errors import LaunchError
+from bench.errors import BuildError
 from bench.launch import extensions
 from bench.launch.processes import kill_marked, marked
 
@@ -138,9 +138,19 @@ def test_a_build_that_is_done_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
         extensions.prepare(tmp_path, stack, ["false"], {}, run=tmp_path, log=tmp_path / "log")
 
 
-def test_a_failed_build_names_folder_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_build_names_the_compilers_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    with pytest.raises(LaunchError) as caught:
-        extensions.prepare(tmp_path, {}, ["false"], {}, run=tmp_path, log=tmp_path / "log")
-    assert f"{tmp_path}/*" in str(caught.value)
-    assert str(tmp_path / "log") in str(caught.value)
+    compiler = ["sh", "-c", "echo 'a.cpp:1:2: error: no such thing'; echo 'a.cpp:2:2: error: another'; exit 1"]
+    for argv, cause in ((compiler, "a.cpp:1:2: error: no such thing"), (["false"], "exit status 1")):
+        with pytest.raises(BuildError) as caught:
+            extensions.prepare(tmp_path, {}, argv, {}, run=tmp_path, log=tmp_path / "setup.log")
+        assert f"could not be built: {cause} (logs/setup.log)" in str(caught.value)
+
+
+def test_a_build_that_does_not_end_names_folder_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(extensions, "BUILD_TIMEOUT_S", 0.5)
+    with pytest.raises(BuildError) as caught:
+        extensions.prepare(tmp_path, {}, ["sleep", "60"], {}, run=tmp_path, log=tmp_path / "setup.log")
+    assert f"not done after 0.5 s; a lock file left in {tmp_path}/*" in str(caught.value)
+    assert "logs/setup.log" in str(caught.value)

@@ -56,7 +56,19 @@ def test_without_a_z0_row_there_is_no_ratio(record):
 
 
 @pytest.mark.parametrize(
-    "status", ["oom", "timeout", "crashed", "config_error", "unsupported", "silent_exit", "skipped"]
+    "status",
+    [
+        "oom",
+        "host_oom",
+        "timeout",
+        "hang",
+        "crashed",
+        "config_error",
+        "build_error",
+        "unsupported",
+        "silent_exit",
+        "skipped",
+    ],
 )
 def test_a_failure_is_a_word_in_its_place_and_its_reason_in_the_footer(record, status):
     records = [row(record, "z0", 2, 50.0), row(record, "z1", 2, status=status, reason="because of this")]

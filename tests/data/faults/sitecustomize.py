@@ -25,6 +25,26 @@ def _sleep(rank):
     time.sleep(3600)
 
 
+def _sleep_in_rank_1(rank):
+    if rank == 1:
+        time.sleep(3600)
+
+
+def _work_in_rank_1(rank):
+    import torch
+
+    tensor = torch.ones(64, 64)
+    while rank == 1:
+        tensor = (tensor @ tensor).sigmoid()
+
+
+def _take_memory_in_rank_1(rank):
+    taken = []
+    while rank == 1:
+        assert len(taken) < 64, "8 GiB, and the kernel does not mind"
+        taken.append(b"x" * 2**27)
+
+
 def _limit_memory(rank):
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 64 * 2**20,) * 2)
@@ -35,6 +55,9 @@ FAULTS = {
     "kill": _kill_rank_1,
     "exit": _exit_0,
     "sleep": _sleep,
+    "sleep in rank 1": _sleep_in_rank_1,
+    "work in rank 1": _work_in_rank_1,
+    "take memory in rank 1": _take_memory_in_rank_1,
     "oom": _limit_memory,
 }
 
