@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.measure.clock import StepTimes, timed_step
-from bench.measure.comm import Collective, CollectiveRecorder
+from bench.measure.comm import Collective, CollectiveRecorder, nodes_of_ranks
 from bench.measure.memory import MemoryMeter
 from bench.worker.data import micro_batches
 
@@ -60,11 +60,12 @@ class Loop:
         for _ in range(SETTLING_STEPS):
             self.losses.append(train_step(self.engine, self._batches()))
         counted = Counted()
+        nodes = nodes_of_ranks()
         previous: list[Collective] | None = None
         for _ in range(COUNTED_STEPS):
             batches = self._batches()
             meter.reset_peak()
-            with CollectiveRecorder() as recorder:
+            with CollectiveRecorder(nodes) as recorder:
                 self.losses.append(train_step(self.engine, batches, recorder.enter_phase))
             counted.peak_allocated_bytes = max(counted.peak_allocated_bytes, meter.peak_allocated_bytes())
             counted.peak_reserved_bytes = meter.peak_reserved_bytes()
