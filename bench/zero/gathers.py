@@ -17,11 +17,12 @@ from bench.zero.trace import Event, micro_step
 
 
 class Call(NamedTuple):
-    """One collective of one rank; ``num_elements`` of its larger side, padding included."""
+    """A collective; ``num_elements`` of its larger side, padding included. ``carries``: what it gathers."""
 
     phase: str
     op: str
     num_elements: int
+    carries: tuple[Parameter, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,7 @@ class _Coordinator:
         missing = [parameter for parameter in self.regathered if parameter not in self.available]
         self.available.update(missing)
         if self.world_size > 1 or len(missing) == 1 or self.limits.allgather_sequential:
-            sizes = [padded(parameter.numel, self.world_size) for parameter in missing]
-            self.calls += [Call("step", "all_gather_into_tensor", size) for size in sizes]
+            self.calls += [self._call("step", "all_gather_into_tensor", [parameter]) for parameter in missing]
 
     def _reset(self) -> None:
         for parameter in list(self.in_flight):
@@ -147,7 +147,7 @@ class _Coordinator:
 
     def _prefetch(self, module: Module) -> None:
         awaited = {p for p in module.parameters if self.next_use.get(p, -1) < self.position}
-        passed = set()
+        passed: set[Parameter] = set()
         while self.queue and len(passed) < len(awaited):
             parameter, use = self.queue.popleft()
             self.next_use[parameter] = use
@@ -193,7 +193,7 @@ class _Coordinator:
         return self.released_at[key]
 
     def _counted(self, later: Module, releasing_leaf: bool) -> tuple[Parameter, ...] | list[Parameter]:
-        """What a later module adds to the reuse distance. DeepSpeed asks the module that releases whether to recurse."""
+        """What a later module adds to the distance; whether to look below it, DeepSpeed asks the one that releases."""
         if releasing_leaf:
             return self.below[later.name]
         return () if later.leaf else later.parameters
@@ -219,12 +219,14 @@ class _Coordinator:
         self.in_flight |= dict.fromkeys(missing, missing)
         if self.world_size == 1:
             return
-        sizes = [padded(parameter.numel, self.world_size) for parameter in missing]
         if self.limits.allgather_sequential or len(missing) == 1:
-            self.calls += [Call(self.phase, "all_gather_into_tensor", size) for size in sizes]
+            self.calls += [self._call(self.phase, "all_gather_into_tensor", [parameter]) for parameter in missing]
         else:
             op = "all_reduce" if self.limits.use_all_reduce_for_fetch_params else "all_gather_into_tensor"
-            self.calls.append(Call(self.phase, op, sum(sizes)))
+            self.calls.append(self._call(self.phase, op, missing))
+
+    def _call(self, phase: str, op: str, carried: list[Parameter]) -> Call:
+        return Call(phase, op, sum(padded(p.numel, self.world_size) for p in carried), tuple(carried))
 
 
 def _within(found: list[Parameter], limits: Limits, budget: int) -> list[Parameter]:

@@ -10,13 +10,14 @@ Data collectives only; control collectives (at most 8 elements) are left out. Pa
   Then ``runtime/utils.py``, ``all_gather_into_tensor_dp_groups``: one gather of the flat parameters, which
   ``flatten_dense_tensors_aligned`` has padded to a multiple of 2 N.
 - stage 3: ``runtime/zero/stage3.py``, ``__reduce_and_partition_ipg_grads``: a reduce-scatter of every gradient, each
-  padded to a multiple of N (``runtime/comm/coalesced_collectives.py``), at every micro-step; gathers by bench.zero.gathers.
+  padded to a multiple of N (``runtime/comm/coalesced_collectives.py``), at every micro-step. Gathers are in
+  bench.zero.gathers.
 - ddp: torch's DistributedDataParallel all-reduces every gradient once, at the last micro-step.
 
 Other keys (bucket sizes at stages 1 and 2, ``overlap_comm``, ``round_robin_gradients``, ``allgather_partitions``,
-``allgather_bucket_size``, ``sub_group_size``) change no volume. There is no answer (``None``) for a model family without
-a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), and where a piece of at most 8 elements
-would be reduced in a call of its own, which the measurement files under control.
+``allgather_bucket_size``, ``sub_group_size``) change no volume. There is no answer (``None``) for a model family
+without a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), and where a piece of at most 8
+elements would be reduced in a call of its own, which the measurement files under control.
 """
 
 from collections import Counter
@@ -67,7 +68,7 @@ def practice(cell: Cell, config: dict[str, Any], backend: str) -> Practice | Non
     ``config`` is the model's ``config.json``; ``backend`` (``gloo``, ``nccl``) chooses the wire model. Bytes are those
     of each collective's larger side, as in ``bench.record.Collective``. ``None`` where the module's text says so.
     """
-    found = _calls(cell, config)
+    found = step_calls(cell, config)
     if found is None:
         return None
     width = BYTES_PER_ELEMENT[cell.dtype]
@@ -86,7 +87,8 @@ def practice(cell: Cell, config: dict[str, Any], backend: str) -> Practice | Non
     )
 
 
-def _calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
+def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
+    """Return the collectives of one settled step: gathers one by one, reductions summed up per micro-step."""
     model = modules(config)
     if model is None:
         return None
@@ -101,9 +103,10 @@ def _calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
     settings = cell.zero_optimization
     if settings.get("stage3_module_granularity_threshold"):
         return None
+    limits: dict[str, Any] = {_LIMITS[key]: value for key, value in settings.items() if key in _LIMITS}
     fetched = gathers(
         model,
-        Limits(**{_LIMITS[key]: value for key, value in settings.items() if key in _LIMITS}),
+        Limits(**limits),
         world_size=cell.world_size,
         gradient_accumulation_steps=cell.gradient_accumulation_steps,
         activation_checkpointing=cell.activation_checkpointing,
@@ -132,9 +135,10 @@ def _smallest_piece(held: list[Parameter], settings: dict[str, Any], partition: 
     """Return the size of the smallest piece into which the borders of the ranks' partitions cut a gradient."""
     if settings.get("round_robin_gradients"):
         held = [parameter for rank in range(world_size) for parameter in held[rank::world_size]]
-    ends = set(accumulate(parameter.numel for parameter in held))
-    cuts = sorted({0, *ends, *range(partition, max(ends), partition)})
-    return min(end - start for start, end in pairwise(cuts))
+    ends = list(accumulate(parameter.numel for parameter in held))
+    cuts = sorted({0, *ends, *range(partition, ends[-1], partition)})
+    pieces: list[int] = [end - start for start, end in pairwise(cuts)]
+    return min(pieces)
 
 
 def _stage_3_reductions(cell: Cell, held: list[Parameter]) -> list[Call]:

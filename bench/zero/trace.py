@@ -11,7 +11,7 @@ from bench.models.modules import Module, calls
 
 
 class Event(NamedTuple):
-    """One call of the coordinator. ``forward`` is DeepSpeed's flag, true in a recomputation too; ``phase`` the step's."""
+    """One call of the coordinator. ``forward`` is DeepSpeed's flag, also true in a recomputation within backward."""
 
     kind: Literal["fetch", "release"]
     module: Module
@@ -51,7 +51,7 @@ def _backward(module: Module, checkpointing: bool) -> Iterator[Event]:
 def _backward_with_recompute(block: Module) -> Iterator[Event]:
     """Backward of a block under non-reentrant checkpointing.
 
-    It is recomputed when the first saved tensor is asked for, that is after the fetch of the last module that saves one.
+    It is recomputed when the first saved tensor is asked for: after the fetch of the last module that saves one.
     transformers 5 checkpoints the block's ``forward``, not its call, so only the hooks of its children run again; torch
     stops the recomputation as soon as the last saved tensor is there (``torch.utils.checkpoint``, early stop), inside
     the forward of that same last module, whose release is then never called.
