@@ -396,4 +396,6 @@ def test_more_ranks_than_cores_make_the_times_suspect_and_nothing_else(
 
 def test_ddp_has_no_stage(tmp_path: Path) -> None:
     entry = planned(strategy="ddp")
-    assert judge(tmp_path, result(entry), entry=entry).validity == "unchecked"
+    assert entry.params is not None
+    ranks = [rank(collectives=[collective(elements=entry.params.total)])] * 2
+    assert judge(tmp_path, result(entry, ranks=ranks), entry=entry).validity == "unchecked"
