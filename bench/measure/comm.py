@@ -5,6 +5,7 @@ sizes (docs/metrics.md says more).
 """
 
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,12 +60,12 @@ class Collective:
     group: str = "intra-node"
 
 
-def nodes_of_ranks() -> list[int]:
-    """Return the node of every rank, in rank order; all ranks must call it. Ranks may be placed in any order.
+def nodes_of_ranks() -> list[str]:
+    """Return a name for the node of every rank, in rank order; ranks may be placed in any order. All must call it.
 
-    The launchers say it: DeepSpeed's as CROSS_RANK, torchrun as GROUP_RANK.
+    DeepSpeed's launcher says the node as CROSS_RANK, torchrun as GROUP_RANK; otherwise the host's name tells it.
     """
-    mine = next((int(os.environ[name]) for name in ("CROSS_RANK", "GROUP_RANK") if name in os.environ), 0)
+    mine = os.environ.get("CROSS_RANK") or os.environ.get("GROUP_RANK") or socket.gethostname()
     nodes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(nodes, mine)
     return nodes
@@ -88,7 +89,7 @@ class CollectiveRecorder(TorchDispatchMode):
     bytes of its largest argument: better an odd row than a missing one.
     """
 
-    def __init__(self, nodes: Sequence[int] = ()) -> None:
+    def __init__(self, nodes: Sequence[str] = ()) -> None:
         """``nodes`` is what `nodes_of_ranks` returned; without it all ranks are taken to be on one node."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes = nodes

@@ -108,9 +108,7 @@ def test_prefetch_stops_at_the_limit_of_live_parameters() -> None:
 
 
 def test_persistent_parameters_are_gathered_once_after_the_step() -> None:
-    limits = Limits(
-        prefetch_bucket_size=0, max_live_parameters=0, max_reuse_distance=0, param_persistence_threshold=50
-    )
+    limits = Limits(prefetch_bucket_size=0, max_live_parameters=0, max_reuse_distance=0, param_persistence_threshold=50)
     found = fetched(chain((10, 100, 30)), limits, gas=2)
     assert [call for call in found if call[0] == "step"] == [("step", "w0", 10), ("step", "w2", 30)]
     assert {name for phase, name, _ in found if phase != "step"} == {"w1"}
