@@ -1,6 +1,6 @@
 """The modules of a model as one forward pass calls them, with the parameters that each holds. No torch.
 
-The layouts are those of transformers 5 (``models/<family>/modeling_<family>.py``) for the families of
+The layouts are those of transformers 5.24 (``models/<family>/modeling_<family>.py``) for the families of
 bench.models.counts; tests/unit/test_modules.py compares them with the real classes. Modules without parameters are
 in it too, because DeepSpeed's stage 3 counts every call (bench.zero.gathers).
 """

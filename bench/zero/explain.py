@@ -30,7 +30,7 @@ def sentences(cell: Cell, found: Practice, num_params: int, backend: str, config
         said += _stage_3(cell, moved, psi)
         said += _recompute_and_ties(cell, found, backend, config) if config else []
     said += [
-        f"gloo has no true reduce-scatter: {op} costs on the wire what an all-reduce costs (bench.wire)."
+        f"gloo has no true reduce-scatter: {op} costs on the wire what an all-reduce costs (bench/wire.py)."
         for op in (_SCATTER, "reduce")
         if backend == "gloo" and ("backward", op) in moved
     ]
@@ -121,7 +121,8 @@ def _recompute_and_ties(cell: Cell, found: Practice, backend: str, config: dict[
             "were let go is gathered for the recomputation and, if let go again, for its backward "
             "(deepspeedai/DeepSpeed#2928)."
             if more
-            else "Recomputation gathers nothing again: a block's parameters stay from there to its backward."
+            else "Recomputation gathers nothing again: a block's parameters stay from there to its backward (DeepSpeed "
+            "0.19.8, runtime/zero/partitioned_param_coordinator.py)."
         )
     model = modules(config)
     twice = [p for m in calls(model) for p in m.parameters if m.name == "lm_head"] if model else []
@@ -131,6 +132,6 @@ def _recompute_and_ties(cell: Cell, found: Practice, backend: str, config: dict[
     if tied and uses > cell.gradient_accumulation_steps:
         said.append(
             f"The tied embedding counts once in psi and is gathered {uses / cell.gradient_accumulation_steps:g} times "
-            "per micro-step, at both its uses."
+            "per micro-step, at both its uses (DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py)."
         )
     return said

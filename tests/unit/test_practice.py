@@ -160,5 +160,6 @@ def test_rules_hold_for_the_release_they_were_read_from() -> None:
     assert not holds_for(stack | {"deepspeed": "0.18.0"}, "z2")
     assert holds_for(stack | {"deepspeed": "0.18.0"}, "ddp")
     assert not holds_for(stack | {"transformers": "4.57.1"}, "z3")
+    assert not holds_for(stack | {"transformers": "5.3.0"}, "z3")
     assert holds_for(stack | {"transformers": "4.57.1"}, "z2")
     assert not holds_for({}, "z0")
