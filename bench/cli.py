@@ -141,15 +141,21 @@ def report_command(
     rerun: Annotated[
         str | None, typer.Option(help="Print the command that measures this cell (id or label) again.")
     ] = None,
+    traffic: Annotated[
+        bool, typer.Option("--traffic", help="Where each row's bytes went: paper, DeepSpeed's code, measured; and why.")
+    ] = False,
+    traffic_summary: Annotated[bool, typer.Option("--traffic-summary", help="The same, one line per row.")] = False,
 ) -> None:
     """Print the comparison tables of a run."""
-    from bench.show import latest_run, show_csv, show_markdown, show_rerun, show_tables
+    from bench.show import latest_run, show_csv, show_markdown, show_rerun, show_tables, show_traffic
 
     folder = run or latest_run(results)
     if rerun is not None:
         show_rerun(folder, rerun)
     elif format is Format.csv:
         show_csv(folder)
+    elif traffic or traffic_summary:
+        show_traffic(folder, None if format is Format.markdown else _console(), details=traffic)
     elif format is Format.markdown:
         show_markdown(folder)
     else:

@@ -29,13 +29,13 @@ from bench.record import (
     verdict,
 )
 from bench.status import judge_launch
+from bench.validity import traffic
 from bench.validity.examine import examine
 from bench.validity.log import memory_pressure
 from bench.validity.ranks import clock
+from bench.zero.practice import CONTROL_ELEMENTS, holds_for, practice
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
-# A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
-CONTROL_ELEMENTS = 8
 LOG_TAIL_LINES = 40
 
 
@@ -202,7 +202,10 @@ def outcome(
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, result, device, num_cores)
+    counted = comm([rank["collectives"] for rank in ranks], all(rank["steady"] for rank in ranks), result["backend"])
+    expected = practice(cell, planned.config, result["backend"]) if holds_for(result["stack"], cell.strategy) else None
     compared, findings = examine(cell, result, losses, params.total if params else None, references)
+    findings += traffic.differences(counted, expected)
     findings += memory_pressure(text)
     return record.model_copy(
         update={
@@ -218,11 +221,8 @@ def outcome(
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
             "memory": _memory(result["memory_kind"], ranks),
-            "comm": comm(
-                [rank["collectives"] for rank in ranks],
-                all(rank["steady"] for rank in ranks),
-                result["backend"],
-            ),
+            "comm": counted,
+            "practice": expected,
             "losses": losses,
             "skipped_steps": result["skipped_steps"],
             # Stage 3 alone records an order of modules, and bench.zero.ds_config has it say when it drops that.

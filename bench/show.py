@@ -162,6 +162,30 @@ def show_markdown(run: Path) -> None:
     sys.stdout.write(markdown(*_tables(run)))
 
 
+def show_traffic(run: Path, console: Console | None, *, details: bool) -> None:
+    """Print where the bytes of a run went, for a terminal, or as Markdown without a ``console``.
+
+    First a line per row; with ``details`` then each row's operations and why paper and practice differ.
+    """
+    from bench.analysis import traffic
+    from bench.analysis.tables import markdown
+
+    _, records = _rows(run)
+    found: list[tuple[Table, list[str]]] = [
+        (traffic.summary(records), [traffic.verdict_line(records), *traffic.NOTES]),
+    ]
+    if details:
+        counted = [record for record in records if record.comm]
+        found += zip(traffic.traffic_tables(records), map(traffic.explanations, counted), strict=True)
+    for table, notes in found:
+        if console is None:
+            sys.stdout.write(markdown([table], notes) + "\n")
+            continue
+        console.print(_laid_out(table, list(range(len(table.header)))))
+        for note in notes:
+            console.print(f"- {note}", highlight=False, markup=False)
+
+
 def show_csv(run: Path) -> None:
     """Print one line per record, with every column of the tidy frame."""
     from bench.analysis.frame import frame

@@ -53,6 +53,8 @@ def _row(record: Record) -> dict[str, Any]:
         "device_name": record.device_name,
         "theory_model_state_bytes": record.theory and record.theory.model_state_bytes,
         "theory_comm_wire_bytes_per_step": record.theory and record.theory.comm_wire_bytes_per_step,
+        "practice_comm_bytes_per_step": record.practice and record.practice.comm_bytes_per_step,
+        "practice_comm_wire_bytes_per_step": record.practice and record.practice.comm_wire_bytes_per_step,
         "started_at": record.launch and record.launch.started_at,
         "wall_time_s": record.launch and record.launch.wall_time_s,
     }

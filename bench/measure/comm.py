@@ -4,6 +4,8 @@ DeepSpeed's own communication logger is not used: it synchronises each operation
 sizes (docs/metrics.md says more).
 """
 
+import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +46,8 @@ class Collective:
 
     ``num_elements`` and ``num_bytes`` are those of the larger side: the gathered output of an all-gather, the
     full input of a reduce-scatter. ``during_autograd``: issued from inside the backward graph, so it can
-    overlap with the rest of backward; otherwise the rank has nothing left to compute meanwhile.
+    overlap with the rest of backward; otherwise the rank has nothing left to compute meanwhile. ``group``: whether
+    the ranks of its group are on more than one node.
     """
 
     phase: str
@@ -54,17 +57,29 @@ class Collective:
     num_bytes: int
     group_size: int
     during_autograd: bool
+    group: str = "intra-node"
+
+
+def nodes_of_ranks() -> list[str]:
+    """Return a name for the node of every rank, in rank order; ranks may be placed in any order. All must call it.
+
+    DeepSpeed's launcher says the node as CROSS_RANK, torchrun as GROUP_RANK; otherwise the host's name tells it.
+    """
+    mine = os.environ.get("CROSS_RANK") or os.environ.get("GROUP_RANK") or socket.gethostname()
+    nodes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(nodes, mine)
+    return nodes
 
 
 def _tensors(argument: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(argument) if isinstance(leaf, torch.Tensor)]
 
 
-def _group_size(args: Sequence[Any]) -> int:
+def _group_ranks(args: Sequence[Any]) -> list[int]:
     for argument in args:
         if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in argument._type().qualified_name():
-            return dist.ProcessGroup.unbox(argument).size()
-    return dist.get_world_size()
+            return dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument))
+    return list(range(dist.get_world_size()))
 
 
 class CollectiveRecorder(TorchDispatchMode):
@@ -74,8 +89,10 @@ class CollectiveRecorder(TorchDispatchMode):
     bytes of its largest argument: better an odd row than a missing one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Sequence[str] = ()) -> None:
+        """``nodes`` is what `nodes_of_ranks` returned; without it all ranks are taken to be on one node."""
         super().__init__()  # type: ignore[no-untyped-call]
+        self.nodes = nodes
         self.phase = ""
         self.events: list[Collective] = []
 
@@ -99,6 +116,7 @@ class CollectiveRecorder(TorchDispatchMode):
         larger = max(sides, key=lambda side: sum(t.nbytes for t in side), default=[])
         if op == "barrier":
             larger = []  # it carries a dummy tensor, no data
+        ranks = _group_ranks(args)
         self.events.append(
             Collective(
                 phase=self.phase,
@@ -106,7 +124,8 @@ class CollectiveRecorder(TorchDispatchMode):
                 dtype=str(larger[0].dtype).removeprefix("torch.") if larger else "",
                 num_elements=sum(t.numel() for t in larger),
                 num_bytes=sum(t.nbytes for t in larger),
-                group_size=_group_size(args),
+                group_size=len(ranks),
                 during_autograd=torch._C._current_graph_task_id() != -1,
+                group="inter-node" if self.nodes and len({self.nodes[rank] for rank in ranks}) > 1 else "intra-node",
             )
         )

@@ -65,7 +65,7 @@ def count_params(config: dict[str, Any]) -> ParamCount | None:
     ``config`` has the keys of a Hugging Face ``config.json``. Raises ``ScenarioError`` when a size in it is
     not a positive whole number.
     """
-    values = _with_defaults(config)
+    values = with_defaults(config)
     # Cross-attention belongs to an encoder-decoder pair, which the formula does not describe.
     if values is None or values.get("add_cross_attention"):
         return None
@@ -79,15 +79,15 @@ def flops_per_token(config: dict[str, Any], seq_length: int) -> float | None:
     parameter, embeddings included, as PaLM and llm-foundry count. A sliding window is not taken into account.
     ``None`` for an unknown family; raises ``ScenarioError`` as `count_params` does.
     """
-    params, values = count_params(config), _with_defaults(config)
+    params, values = count_params(config), with_defaults(config)
     if params is None or values is None:
         return None
     if values["model_type"] == "gpt2":
-        layers, width = _size(values, "n_layer"), _size(values, "n_embd")
+        layers, width = size(values, "n_layer"), size(values, "n_embd")
     else:
         layers, width = (
-            _size(values, "num_hidden_layers"),
-            _size(values, "num_attention_heads") * _head(values),
+            size(values, "num_hidden_layers"),
+            size(values, "num_attention_heads") * head_size(values),
         )
     return palm_flops_per_token(params.active, layers, width, seq_length)
 
@@ -104,23 +104,23 @@ def palm_flops_per_token(num_params: int, num_layers: int, attention_width: int,
 
 
 def _count_gpt2(values: dict[str, Any]) -> ParamCount:
-    vocab, width = _size(values, "vocab_size"), _size(values, "n_embd")
-    inner = 4 * width if values.get("n_inner") is None else _size(values, "n_inner")
+    vocab, width = size(values, "vocab_size"), size(values, "n_embd")
+    inner = 4 * width if values.get("n_inner") is None else size(values, "n_inner")
     norm = 2 * width  # weight and bias
     attention = 4 * width * width + 4 * width  # query, key, value and output
     mlp = 2 * width * inner + inner + width
-    embedding = vocab * width + _size(values, "n_positions") * width
+    embedding = vocab * width + size(values, "n_positions") * width
     head = 0 if values["tie_word_embeddings"] else vocab * width
-    total = embedding + _size(values, "n_layer") * (attention + mlp + 2 * norm) + norm + head
+    total = embedding + size(values, "n_layer") * (attention + mlp + 2 * norm) + norm + head
     return ParamCount(total=total, active=total, embedding=embedding)
 
 
 def _count_decoder(values: dict[str, Any]) -> ParamCount:
-    family, layers = values["model_type"], _size(values, "num_hidden_layers")
-    width, inner = _size(values, "hidden_size"), _size(values, "intermediate_size")
-    queries = _size(values, "num_attention_heads") * _head(values)
+    family, layers = values["model_type"], size(values, "num_hidden_layers")
+    width, inner = size(values, "hidden_size"), size(values, "intermediate_size")
+    queries = size(values, "num_attention_heads") * head_size(values)
     kv_heads = "num_attention_heads" if values["num_key_value_heads"] is None else "num_key_value_heads"
-    keys = _size(values, kv_heads) * _head(values)
+    keys = size(values, kv_heads) * head_size(values)
 
     attention = 2 * width * queries + 2 * width * keys
     if family == "qwen2":  # always a bias on query, key and value, never on the output
@@ -134,17 +134,18 @@ def _count_decoder(values: dict[str, Any]) -> ParamCount:
 
     unused = 0
     if family == "mixtral":
-        experts, chosen = _size(values, "num_local_experts"), _size(values, "num_experts_per_tok")
+        experts, chosen = size(values, "num_local_experts"), size(values, "num_experts_per_tok")
         unused = layers * (experts - chosen) * mlp
         mlp = experts * mlp + width * experts  # the router scores every expert
 
-    embedding = _size(values, "vocab_size") * width
+    embedding = size(values, "vocab_size") * width
     head = 0 if values["tie_word_embeddings"] else embedding
     total = embedding + layers * (attention + mlp + 2 * width) + width + head
     return ParamCount(total=total, active=total - unused, embedding=embedding)
 
 
-def _with_defaults(config: dict[str, Any]) -> dict[str, Any] | None:
+def with_defaults(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return ``config`` with the defaults of its family filled in, in one spelling; ``None`` for an unknown family."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _DEFAULTS:
         return None
@@ -152,13 +153,15 @@ def _with_defaults(config: dict[str, Any]) -> dict[str, Any] | None:
     return {**_DEFAULTS[family], **{aliases.get(key, key): value for key, value in config.items()}}
 
 
-def _head(values: dict[str, Any]) -> int:
+def head_size(values: dict[str, Any]) -> int:
+    """Return the size of one attention head, from values that `with_defaults` returned."""
     if values.get("head_dim") is not None:
-        return _size(values, "head_dim")
-    return _size(values, "hidden_size") // _size(values, "num_attention_heads")
+        return size(values, "head_dim")
+    return size(values, "hidden_size") // size(values, "num_attention_heads")
 
 
-def _size(values: dict[str, Any], key: str) -> int:
+def size(values: dict[str, Any], key: str) -> int:
+    """Return ``values[key]``; ``ScenarioError`` when it is not a positive whole number."""
     value = values[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ScenarioError(f"model configuration: {key} must be a positive whole number, not {value!r}")

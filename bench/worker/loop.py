@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.measure.clock import StepTimes, synchronize, timed_step
-from bench.measure.comm import Collective, CollectiveRecorder
+from bench.measure.comm import Collective, CollectiveRecorder, nodes_of_ranks
 from bench.measure.gradients import Applied, AppliedGradients
 from bench.measure.memory import MemoryMeter
 from bench.worker.data import micro_batches
@@ -79,11 +79,12 @@ class Loop:
                 counted.grad_norms.append(before_step[-1] if norm is None and before_step else norm)
                 counted.applied.append(gradients.take())
         counted.skipped_in_settling = int(self.engine.skipped_steps)
+        nodes = nodes_of_ranks()
         previous: list[Collective] | None = None
         for _ in range(COUNTED_STEPS):
             batches = self._batches()
             meter.reset_peak()
-            with CollectiveRecorder() as recorder:
+            with CollectiveRecorder(nodes) as recorder:
                 self.losses.append(train_step(self.engine, batches, recorder.enter_phase))
             counted.peak_allocated_bytes = max(counted.peak_allocated_bytes, meter.peak_allocated_bytes())
             counted.peak_reserved_bytes = meter.peak_reserved_bytes()

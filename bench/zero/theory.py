@@ -41,3 +41,18 @@ def wire_bytes_per_step(num_params: int, strategy: str, world_size: int, dtype: 
     """
     volumes = 3 if "parameters" in STRATEGIES[strategy].shards else 2
     return volumes * num_params * BYTES_PER_ELEMENT[dtype] * (world_size - 1) / world_size
+
+
+def volumes(num_params: int, strategy: str, dtype: str) -> dict[tuple[str, str], int]:
+    """Return the bytes of the larger side by (phase, operation) that `wire_bytes_per_step` is made of.
+
+    Data parallelism all-reduces psi gradients. With sharded optimizer states the gradients are reduce-scattered and the
+    updated parameters gathered; with sharded parameters these are gathered in forward and again in backward.
+    """
+    psi, shards = num_params * BYTES_PER_ELEMENT[dtype], STRATEGIES[strategy].shards
+    if not shards:
+        return {("backward", "all_reduce"): psi}
+    gather, reduction = "all_gather_into_tensor", ("backward", "reduce_scatter_tensor")
+    if "parameters" in shards:
+        return {("forward", gather): psi, ("backward", gather): psi, reduction: psi}
+    return {reduction: psi, ("step", gather): psi}

@@ -8,6 +8,7 @@ import pytest
 from conftest import zerostage
 
 from bench.store import read_records
+from bench.validity.traffic import measured_volumes, practice_volumes
 
 pytestmark = pytest.mark.ranks
 
@@ -95,6 +96,20 @@ def test_gradient_accumulation_costs_stage_2_and_not_stage_1(rows):
         ("backward", "all_reduce"): (2 * PSI, 2),
         ("step", "all_gather_into_tensor"): (PSI, 1),
     }
+
+
+def test_every_row_moved_what_the_code_of_deepspeed_moves(run, rows):
+    for record in rows.values():
+        assert record.practice is not None
+        assert measured_volumes(record.comm) == practice_volumes(record.practice)
+        assert record.practice.comm_wire_bytes_per_step == record.comm.comm_wire_bytes_per_step
+        assert {row.group for row in record.comm.collectives} == {"intra-node"}
+    done = zerostage("report", run[0] / "runs" / "exact", "--traffic", "--format", "markdown")
+    assert "7 of 7 rows" in done.stdout
+    assert "where the paper reduce-scatters" in done.stdout
+    short = zerostage("report", run[0] / "runs" / "exact", "--traffic-summary")
+    assert "7 of 7 rows" in short.stdout
+    assert "where the paper reduce-scatters" not in short.stdout
 
 
 def test_only_ddp_reduces_while_backward_still_runs(rows):

@@ -113,6 +113,18 @@ def test_a_barrier_carries_no_bytes_and_a_subgroup_its_own_size(four_ranks):
     assert [(e.op, e.num_bytes, e.group_size) for e in recorder.events] == [("barrier", 0, 4), ("all_reduce", 400, 2)]
 
 
+def test_a_group_is_between_nodes_when_its_ranks_are_on_more_than_one(four_ranks):
+    interleaved = ["0", "1", "0", "1"]
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 2]), dist.group.WORLD]
+    with CollectiveRecorder(interleaved) as recorder:
+        for group in groups:
+            dist.all_reduce(torch.zeros(100), group=group)
+    assert [event.group for event in recorder.events] == ["inter-node", "intra-node", "inter-node"]
+    with CollectiveRecorder(["n"] * 4) as recorder:
+        dist.all_reduce(torch.zeros(100))
+    assert recorder.events[0].group == "intra-node"
+
+
 def test_a_collective_issued_inside_backward_is_told_apart(four_ranks):
     weight = torch.ones(10, requires_grad=True)
     weight.register_post_accumulate_grad_hook(lambda parameter: dist.all_reduce(parameter.grad))

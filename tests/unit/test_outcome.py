@@ -439,8 +439,12 @@ def test_more_ranks_than_cores_make_the_times_suspect_and_nothing_else(
 
 def test_ddp_has_no_stage(tmp_path: Path) -> None:
     entry = planned(strategy="ddp")
+    assert entry.params is not None
+    moved = [collective(elements=entry.params.total)]
     whole = {"parameters": 315_968, "gradients": 315_968, "optimizer_states": 3 * 315_968}
-    record = judge(tmp_path, result(entry, ranks=[rank(n, shards=whole) for n in range(2)]), entry=entry)
+    record = judge(
+        tmp_path, result(entry, ranks=[rank(n, shards=whole, collectives=moved) for n in range(2)]), entry=entry
+    )
     assert (record.validity, record.findings) == ("valid", [])
 
 

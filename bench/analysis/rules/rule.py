@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from bench.outcome import CONTROL_ELEMENTS
 from bench.record import Collective, Record
+from bench.zero.practice import CONTROL_ELEMENTS
 
 
 @dataclass(frozen=True)
