@@ -1,5 +1,6 @@
 """The two passes over one engine. The counting pass times nothing; the timed pass has no instrument in it."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,11 +12,20 @@ from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.measure.clock import StepTimes, timed_step
 from bench.measure.comm import Collective, CollectiveRecorder
 from bench.measure.memory import MemoryMeter
+from bench.worker.composition import Composition
 from bench.worker.data import micro_batches
 
 
 def _no_phase(phase: str) -> None:
     pass
+
+
+def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
+    def enter_phase(phase: str) -> None:
+        first(phase)
+        second(phase)
+
+    return enter_phase
 
 
 def train_step(engine: Any, batches: list[torch.Tensor], enter_phase: Callable[[str], None] = _no_phase) -> float:
@@ -55,17 +65,19 @@ class Loop:
         batches = micro_batches(self.cell, self.vocab_size, len(self.losses), dist.get_rank())
         return [batch.to(self.device) for batch in batches]
 
-    def counting_pass(self, meter: MemoryMeter) -> Counted:
-        """Settle, then count two steps. ``meter`` is already active and stays so."""
+    def counting_pass(self, meter: MemoryMeter, composition: Composition | None = None) -> Counted:
+        """Settle, then count two steps; ``composition`` records the last. ``meter`` is already active and stays so."""
         for _ in range(SETTLING_STEPS):
             self.losses.append(train_step(self.engine, self._batches()))
         counted = Counted()
         previous: list[Collective] | None = None
-        for _ in range(COUNTED_STEPS):
+        for number in range(COUNTED_STEPS):
+            watch = composition if number == COUNTED_STEPS - 1 else None
             batches = self._batches()
             meter.reset_peak()
-            with CollectiveRecorder() as recorder:
-                self.losses.append(train_step(self.engine, batches, recorder.enter_phase))
+            with CollectiveRecorder() as recorder, watch.recording() if watch else contextlib.nullcontext():
+                enter_phase = _both(watch.enter_phase, recorder.enter_phase) if watch else recorder.enter_phase
+                self.losses.append(train_step(self.engine, batches, enter_phase))
             counted.peak_allocated_bytes = max(counted.peak_allocated_bytes, meter.peak_allocated_bytes())
             counted.peak_reserved_bytes = meter.peak_reserved_bytes()
             del batches
