@@ -65,11 +65,23 @@ def count_params(config: dict[str, Any]) -> ParamCount | None:
     ``config`` has the keys of a Hugging Face ``config.json``. Raises ``ScenarioError`` when a size in it is
     not a positive whole number.
     """
-    values = _with_defaults(config)
+    values = with_defaults(config)
     # Cross-attention belongs to an encoder-decoder pair, which the formula does not describe.
     if values is None or values.get("add_cross_attention"):
         return None
     return _count_gpt2(values) if values["model_type"] == "gpt2" else _count_decoder(values)
+
+
+def tensor_sizes(config: dict[str, Any]) -> list[int] | None:
+    """Return the elements of every parameter tensor, in the order in which the transformers model lists them.
+
+    ``None`` for an unknown family, and for mixtral, whose experts are one tensor or many, by the release of
+    transformers. Raises ``ScenarioError`` as `count_params` does.
+    """
+    values = with_defaults(config)
+    if values is None or values.get("add_cross_attention") or values["model_type"] == "mixtral":
+        return None
+    return _gpt2_tensors(values) if values["model_type"] == "gpt2" else _decoder_tensors(values)
 
 
 def flops_per_token(config: dict[str, Any], seq_length: int) -> float | None:
@@ -79,7 +91,7 @@ def flops_per_token(config: dict[str, Any], seq_length: int) -> float | None:
     parameter, embeddings included, as PaLM and llm-foundry count. A sliding window is not taken into account.
     ``None`` for an unknown family; raises ``ScenarioError`` as `count_params` does.
     """
-    params, values = count_params(config), _with_defaults(config)
+    params, values = count_params(config), with_defaults(config)
     if params is None or values is None:
         return None
     if values["model_type"] == "gpt2":
@@ -118,9 +130,7 @@ def _count_gpt2(values: dict[str, Any]) -> ParamCount:
 def _count_decoder(values: dict[str, Any]) -> ParamCount:
     family, layers = values["model_type"], _size(values, "num_hidden_layers")
     width, inner = _size(values, "hidden_size"), _size(values, "intermediate_size")
-    queries = _size(values, "num_attention_heads") * _head(values)
-    kv_heads = "num_attention_heads" if values["num_key_value_heads"] is None else "num_key_value_heads"
-    keys = _size(values, kv_heads) * _head(values)
+    queries, keys = attention_widths(values)
 
     attention = 2 * width * queries + 2 * width * keys
     if family == "qwen2":  # always a bias on query, key and value, never on the output
@@ -144,7 +154,40 @@ def _count_decoder(values: dict[str, Any]) -> ParamCount:
     return ParamCount(total=total, active=total - unused, embedding=embedding)
 
 
-def _with_defaults(config: dict[str, Any]) -> dict[str, Any] | None:
+def _gpt2_tensors(values: dict[str, Any]) -> list[int]:
+    vocab, width = _size(values, "vocab_size"), _size(values, "n_embd")
+    inner = 4 * width if values.get("n_inner") is None else _size(values, "n_inner")
+    norm = [width, width]
+    attention = [3 * width * width, 3 * width, width * width, width]
+    mlp = [width * inner, inner, inner * width, width]
+    head = [] if values["tie_word_embeddings"] else [vocab * width]
+    layers = (norm + attention + norm + mlp) * _size(values, "n_layer")
+    return [vocab * width, _size(values, "n_positions") * width, *layers, *norm, *head]
+
+
+def _decoder_tensors(values: dict[str, Any]) -> list[int]:
+    width, inner = _size(values, "hidden_size"), _size(values, "intermediate_size")
+    queries, keys = attention_widths(values)
+    llama_bias = values["model_type"] == "llama" and bool(values.get("attention_bias"))
+    bias = llama_bias or values["model_type"] == "qwen2"
+    attention = [size for out in (queries, keys, keys) for size in ([width * out, out] if bias else [width * out])]
+    attention += [queries * width, width] if llama_bias else [queries * width]
+    mlp_bias = values["model_type"] == "llama" and bool(values.get("mlp_bias"))
+    mlp = [size for out in (inner, inner, width) for size in ([width * inner, out] if mlp_bias else [width * inner])]
+    embedding = _size(values, "vocab_size") * width
+    head = [] if values["tie_word_embeddings"] else [embedding]
+    layers = (attention + mlp + [width, width]) * _size(values, "num_hidden_layers")
+    return [embedding, *layers, width, *head]
+
+
+def attention_widths(values: dict[str, Any]) -> tuple[int, int]:
+    """Return (all query heads' width, all key heads' width) of a Llama-style configuration with its defaults."""
+    kv_heads = "num_attention_heads" if values["num_key_value_heads"] is None else "num_key_value_heads"
+    return _size(values, "num_attention_heads") * _head(values), _size(values, kv_heads) * _head(values)
+
+
+def with_defaults(config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return ``config`` with its family's defaults filled in and its keys' usual spelling; ``None`` if unknown."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in _DEFAULTS:
         return None
