@@ -140,13 +140,18 @@ def report_command(
     rerun: Annotated[
         str | None, typer.Option(help="Print the command that measures this cell (id or label) again.")
     ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Instead, what holds each row's memory, beside what is expected.")
+    ] = False,
 ) -> None:
     """Print the comparison tables of a run."""
-    from bench.show import latest_run, show_csv, show_markdown, show_rerun, show_tables
+    from bench.show import latest_run, show_csv, show_markdown, show_memory, show_rerun, show_tables
 
     folder = run or latest_run(results)
     if rerun is not None:
         show_rerun(folder, rerun)
+    elif memory:
+        show_memory(folder, None if format is Format.markdown else _console())
     elif format is Format.csv:
         show_csv(folder)
     elif format is Format.markdown:

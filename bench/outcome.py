@@ -18,6 +18,7 @@ from bench.record import (
     Memory,
     RankMemory,
     Record,
+    Shards,
     Status,
     Theory,
     Throughput,
@@ -26,6 +27,7 @@ from bench.record import (
 )
 from bench.status import judge_launch
 from bench.validity.examine import examine
+from bench.zero.memory import predict
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
 # A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
@@ -72,8 +74,20 @@ def throughput(cell: Cell, step_time_s: float, model_config: dict[str, Any], dev
     )
 
 
-def _memory(kind: str, ranks: list[dict[str, Any]]) -> Memory:
-    memories = [RankMemory.model_validate(rank["memory"]) for rank in ranks]
+def _rank_memory(planned: PlannedCell, rank: int, found: dict[str, Any]) -> RankMemory:
+    """Return the memory of one rank, with what is expected beside each point."""
+    memory, params = RankMemory.model_validate(found), planned.params
+    if params is None:
+        return memory
+    points = [
+        point.model_copy(update={"predicted": predict(planned.cell, planned.config, params, point.point, rank)})
+        for point in memory.points
+    ]
+    return memory.model_copy(update={"points": points})
+
+
+def _memory(kind: str, planned: PlannedCell, ranks: list[dict[str, Any]]) -> Memory:
+    memories = [_rank_memory(planned, number, rank["memory"]) for number, rank in enumerate(ranks)]
     peaks = [memory.peak_allocated_bytes for memory in memories]
     return Memory(
         kind=kind,
@@ -179,7 +193,8 @@ def outcome(
             "effective": result["effective"],
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
-            "memory": _memory(result["memory_kind"], ranks),
+            "memory": _memory(result["memory_kind"], planned, ranks),
+            "shards": [Shards.model_validate(rank["shards"]) for rank in ranks if rank.get("shards")],
             "comm": comm(
                 [rank["collectives"] for rank in ranks],
                 all(rank["steady"] for rank in ranks),

@@ -138,7 +138,10 @@ def _parts(table: "Table", console: Console) -> list[RichTable]:
 
 def show_tables(run: Path, console: Console) -> None:
     """Print the tables of a run for a terminal."""
-    found, notes = _tables(run)
+    _print(*_tables(run), run, console)
+
+
+def _print(found: list["Table"], notes: list[str], run: Path, console: Console) -> None:
     group = ""
     for table in found:
         if table.group != group:
@@ -156,6 +159,18 @@ def show_markdown(run: Path) -> None:
     from bench.analysis.tables import markdown
 
     sys.stdout.write(markdown(*_tables(run)))
+
+
+def show_memory(run: Path, console: Console | None) -> None:
+    """Print what holds each row's memory, beside what is expected: for a terminal, or without one as Markdown."""
+    from bench.analysis import memory, tables
+
+    _, records = _rows(run)
+    found, notes = memory.tables(records), memory.notes(records)
+    if console is None:
+        sys.stdout.write(tables.markdown(found, notes))
+    else:
+        _print(found, notes, run, console)
 
 
 def show_csv(run: Path) -> None:

@@ -20,7 +20,7 @@ class ModuleTracker:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = {id(module): name for name, module in model.named_modules()}
+        self._names: dict[int, str] = {id(module): name for name, module in model.named_modules()}
         head = getattr(model, "get_output_embeddings", lambda: None)()
         self.head = self._names.get(id(head), "") if head is not None else ""
         self._root = id(model)
@@ -75,7 +75,7 @@ class ModuleTracker:
         """Return the name of the module at work."""
         if self._running:
             return self._innermost()
-        node = torch._C._current_autograd_node() if in_autograd() else None
+        node: Any = torch._C._current_autograd_node() if in_autograd() else None
         if node is None:
             return ""
         # A parameter's own node has the highest number there is, and belongs to no module.

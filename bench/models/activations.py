@@ -2,8 +2,8 @@
 
 Every formula is what autograd saves, read off the storages that are live after a forward pass (attention by
 ``scaled_dot_product_attention``, dropout 0; tests/integration/test_memory.py holds them against real runs). On a GPU
-other kernels save other things (log-sum-exp padded, fused activations), so there they are an estimate. Korthikanti et al.
-(arXiv 2205.05198) give the GPT formula with dropout and materialised attention, which these models do not have.
+other kernels save other things (log-sum-exp padded, fused activations), so there they are an estimate. Korthikanti et
+al. (arXiv 2205.05198) give the GPT formula with dropout and materialised attention, which these models do not have.
 
 Symbols: w bytes per element, h hidden size, Q and K widths of all query and key heads, f inner width, a query heads, L
 layers, V vocabulary, b batch, s sequence.
@@ -15,15 +15,15 @@ from bench.models.counts import attention_widths, with_defaults
 
 
 def activation_bytes(config: dict[str, Any], batch: int, seq_length: int, width: int, recompute: bool) -> int | None:
-    """Return the bytes kept for backward when forward ends, logits and loss apart; ``None`` for a family without formula.
+    """Return the bytes kept for backward when forward ends, logits and loss apart; ``None`` where there is no formula.
 
     ``width``: bytes of an element of the model's dtype (w). ``recompute``: every block is checkpointed (non-reentrant).
 
-    Llama style, per token and layer: 16-bit ``16 h + 4 Q + 4 K + 8 f + 4 a + 8``, fp32 ``24 h + 8 Q + 8 K + 16 f + 4 a + 8``.
-    Two RMSNorms: fp32 input, normalised value and output, 8 h each in 16-bit, 12 h in fp32, and an fp32 rstd; query,
+    Llama style, per token and layer: ``16 h + 4 Q + 4 K + 8 f + 4 a + 8`` in 16-bit, in fp32 ``24 h + 8 Q + 8 K + 16 f
+    + 4 a + 8``. Two RMSNorms: fp32 input, normalised value and output, 8 h each in 16-bit, 12 h in fp32, and an fp32 rstd; query,
     attention output, key and value once each; the log-sum-exp of each head; gate, its silu, up and their product.
-    GPT-2, per token and layer: ``w (8 h + 5 f + 4) + 4 a``: residual, norm and norm statistics twice, query, key and value,
-    attention output, and five tensors of the MLP (gelu by its formula saves four).
+    GPT-2, per token and layer: ``w (8 h + 5 f + 4) + 4 a``: residual, norm and norm statistics twice, query, key and
+    value, attention output, and five tensors of the MLP (gelu by its formula saves four).
     With recompute, per token and layer: ``w h``, the block's input. Beside them: the final norm, and the cosines and
     sines of the positions or the position ids.
     """

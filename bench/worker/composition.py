@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from bench.measure.memory import StorageMeter
-from bench.measure.modules import LOSS, ModuleTracker, in_autograd
+from bench.measure.modules import LOSS, ModuleTracker
 from bench.measure.storage_log import Birth, StorageLog
-from bench.worker.holdings import gradients, held, shards
+from bench.worker.holdings import held, shards
 
 # Collectives of at most 8 elements carry norms and flags, not data (bench.outcome).
 _CONTROL_ELEMENTS = 8

@@ -91,7 +91,7 @@ def held(engine: Any) -> dict[str, list[torch.Tensor]]:
 
 def _numel(tensors: Iterable[torch.Tensor]) -> int:
     """Sum the elements of ``tensors``, those that two of them share once."""
-    spans = {(tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.numel()) for tensor in tensors}
+    spans = {(tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tensor.numel()) for tensor in tensors}
     reached: dict[int, int] = {}
     total = 0
     for storage, first, count in sorted(spans):

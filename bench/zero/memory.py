@@ -1,9 +1,9 @@
 """What each rank should hold, by category, at each point of a step: DeepSpeed 0.19 as its code has it. Pure arithmetic.
 
-The paper's table 1 (bench.zero.theory) has states only. Here stand, beside them, what the code of DeepSpeed 0.19.8 and
-of bench.worker.ddp keeps: gradients whole or sharded at each point, buckets, gathered parameters, padding, the temporaries
-of the for-loop AdamW. A category without a formula is missing, never guessed. Symbols: psi parameters, N ranks, w bytes of an
-element of the model's dtype.
+The paper's table 1 (bench.zero.theory) has states only. Beside them stands what the code of DeepSpeed 0.19.8 and of
+bench.worker.ddp keeps: gradients whole or sharded at each point, buckets, gathered parameters, padding, the
+temporaries of the for-loop AdamW. A category without a formula is missing, never guessed. Symbols: psi parameters, N
+ranks, w bytes of an element of the model's dtype.
 """
 
 from typing import Any
@@ -14,6 +14,21 @@ from bench.models.counts import ParamCount, tensor_sizes
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT
 
+# Every category that bench.worker.composition finds, in the order of the tables.
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "zero_buckets",
+    "bucket_copies",
+    "gathered_parameters",
+    "persisted_parameters",
+    "activations",
+    "logits_loss",
+    "backward_temporaries",
+    "step_temporaries",
+    "other",
+)
 POINTS = ("init", "forward", "backward", "step", "peak")
 
 # DeepSpeed 0.19's defaults (deepspeed/runtime/zero/config.py), in elements.
@@ -74,7 +89,7 @@ class _Rank:
 
     @property
     def persisted(self) -> int:
-        """Bytes of the parameters that stage 3 never releases between steps, in module order up to the model's limit."""
+        """Bytes of the parameters that stage 3 keeps within a step, in module order up to the model's limit."""
         threshold, left = (self.setting(f"stage3_{name}_persistence_threshold") for name in ("param", "model"))
         kept = 0
         for size in self.sizes:
@@ -86,7 +101,7 @@ class _Rank:
 def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, rank: int = 0) -> Bytes:
     """Return the expected bytes by category on ``rank`` at ``point`` (one of ``POINTS``).
 
-    ``peak`` is the highest of: the gradients of the logits early in backward, the reduction of gradients, the optimizer step.
+    ``peak`` is the highest of: the gradients of the logits early in backward, the reduction of gradients, the step.
     """
     at = _Rank(cell, config, params, rank)
     if point == "peak":
@@ -109,8 +124,8 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
 def _states(at: _Rank, point: str) -> Bytes:
     """Parameters and optimizer states.
 
-    16-bit: w psi and 12 psi, of which moments (8) exist from the first step on, but in stage 0, whose wrapper takes a step
-    when it is built. fp32: 4 psi and 8 psi, the parameters being their own master copy; stages 1 to 3 keep an fp32 copy
+    16-bit: w psi and 12 psi, of which moments (8) exist from the first step on, but in stage 0, whose wrapper takes a
+    step when it is built. fp32: 4 psi and 8 psi, the parameters being their own master copy; stages 1 to 3 keep an fp32 copy
     of their shard besides (12 psi / N). Stages 1 and 2 divide the states by N, stage 3 the parameters too. Adam's step
     counter is 4 bytes per tensor that it updates: each parameter's at stage 0 and under DDP, the flat shard's above.
     """
@@ -127,8 +142,8 @@ def _states(at: _Rank, point: str) -> Bytes:
 def _gradients(at: _Rank, point: str) -> Bytes:
     """Gradients held at ``point``.
 
-    DDP: its buckets, w psi, at all times (at init only C++ holds them: no figure), and while it accumulates as much again:
-    without synchronisation gradients are born outside the buckets. Stage 0: w psi from the first backward
+    DDP: its buckets, w psi, at all times (at init only C++ holds them: no figure), and while it accumulates as much
+    again: without synchronisation gradients are born outside the buckets. Stage 0: w psi from the first backward
     of a step until its end. Stage 1: the same while it accumulates; when the last backward ends, what touches the
     rank's partition. Stage 2: what touches the partition. Stage 3: a flat buffer of w psi / N at all times.
     """
@@ -155,8 +170,8 @@ def _waiting_bucket(at: _Rank, point: str) -> int:
 def _stage_3(at: _Rank, point: str) -> Bytes:
     """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
 
-    At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use, the
-    output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
+    At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
+    the output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
     """
     found: Bytes = {"zero_buckets": at.bucket}
     if not at.known:
@@ -175,16 +190,14 @@ def _saved(at: _Rank, *, at_peak: bool) -> Bytes:
     logits = logits_loss_bytes(at.config, *at.batch, at_peak=at_peak)
     if logits is not None:
         logits += at.losses - 4  # those of the micro-steps before
-    return {
-        name: float(size) for name, size in (("activations", kept), ("logits_loss", logits)) if size is not None
-    }
+    return {name: float(size) for name, size in (("activations", kept), ("logits_loss", logits)) if size is not None}
 
 
 def _temporaries(at: _Rank) -> Bytes:
-    """Temporaries of clipping and of the for-loop AdamW, whose update needs two tensors like the one it updates (fp32, 8 B).
+    """Temporaries of the for-loop AdamW, whose update needs two fp32 tensors like the one it updates (8 B per element).
 
-    DDP and stage 0: 8 B x the largest tensor, and in 16-bit an fp32 copy of all gradients (4 psi). Stages 1 to 3: the fp32
-    gradient of the shard, 4 B, and 8 B x the same; at stage 3 sub-group by sub-group.
+    DDP and stage 0: 8 B x the largest tensor, and in 16-bit an fp32 copy of all gradients (4 psi). Stages 1 to 3: the
+    fp32 gradient of the shard, 4 B, and 8 B x the same; at stage 3 sub-group by sub-group. Norms are not in it.
     """
     if at.stage:
         shard = min(at.sharded, at.setting("sub_group_size")) if at.stage == 3 else at.flat // at.ranks
@@ -208,21 +221,27 @@ def _loss_backward(at: _Rank) -> Bytes:
 
 
 def _reduction(at: _Rank) -> Bytes:
-    """The last reduction of gradients: all that are held then, the bucket, and the flat copy that is handed to it.
+    """Where the gradients are most while they are reduced.
 
-    Stage 0: w psi and a copy of a bucket of 5e8 elements. Stage 1 without ``overlap_comm`` begins when all gradients exist: w
-    psi, and the rank's own share beside. Stage 2: the share. A copy is as large as what the bucket holds, so no
-    larger than the model. DDP reduces its buckets in place.
+    Stage 0: all of them, w psi, and a flat copy of a bucket of 5e8 elements. Stage 1 without ``overlap_comm`` begins when
+    all exist, w psi, and makes room for the rank's share beside the bucket. Stage 2 makes that room at the first gradient
+    of the share: on the last rank that is the output embedding's, when all activations are still there; on other ranks
+    later, which this does not follow. Stage 3: the bucket and the copy that is handed to reduce-scatter. DDP reduces
+    its buckets in place.
     """
-    found = _states(at, "backward") | _gradients(at, "backward")
-    filled = min(at.bucket or at.total * at.width, at.total * at.width)
+    found = _states(at, "backward") | _gradients(at, "backward") | {"logits_loss": at.losses}
+    overlap = bool(at.cell.zero_optimization.get("overlap_comm", False))
     if at.stage == 0:
-        return found | {"zero_buckets": 0, "bucket_copies": min(_STAGE_0_BUCKET, at.total) * at.width}
+        return found | {"bucket_copies": min(_STAGE_0_BUCKET, at.total) * at.width}
     if at.stage is None:
         return found
     if at.stage == 3:
-        return found | _stage_3(at, "backward") | {"bucket_copies": filled}
-    if at.stage == 1 and not at.cell.zero_optimization.get("overlap_comm", False):
-        found["gradients"] = found.get("gradients", 0) + at.total * at.width
-    doubled = 2 if at.cell.zero_optimization.get("overlap_comm", False) else 1
-    return found | {"zero_buckets": at.bucket * doubled, "bucket_copies": filled}
+        return found | _stage_3(at, "backward") | {"bucket_copies": min(at.bucket, at.total * at.width)}
+    found["zero_buckets"] = at.bucket * (2 if overlap else 1)
+    gradients = found.get("gradients", 0)
+    if at.stage == 1 and not overlap:
+        return found | {"gradients": gradients + at.total * at.width}
+    if at.rank < at.ranks - 1 or not at.known:
+        return found
+    saved = _saved(at, at_peak=False) | {"logits_loss": at.losses}
+    return found | saved | {"gradients": gradients + at.sizes[-1] * at.width}
