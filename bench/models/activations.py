@@ -19,13 +19,13 @@ def activation_bytes(config: dict[str, Any], batch: int, seq_length: int, width:
 
     ``width``: bytes of an element of the model's dtype (w). ``recompute``: every block is checkpointed (non-reentrant).
 
-    Llama style, per token and layer: ``16 h + 4 Q + 4 K + 8 f + 4 a + 8`` in 16-bit, in fp32 ``24 h + 8 Q + 8 K + 16 f
-    + 4 a + 8``. Two RMSNorms: fp32 input, normalised value and output, 8 h each in 16-bit, 12 h in fp32, and an fp32 rstd; query,
-    attention output, key and value once each; the log-sum-exp of each head; gate, its silu, up and their product.
-    GPT-2, per token and layer: ``w (8 h + 5 f + 4) + 4 a``: residual, norm and norm statistics twice, query, key and
-    value, attention output, and five tensors of the MLP (gelu by its formula saves four).
-    With recompute, per token and layer: ``w h``, the block's input. Beside them: the final norm, and the cosines and
-    sines of the positions or the position ids.
+    Llama style, per token and layer, in 16-bit ``16 h + 4 Q + 4 K + 8 f + 4 a + 8``, in fp32 ``24 h + 8 Q + 8 K +
+    16 f + 4 a + 8``: two RMSNorms (fp32 input, normalised value and output, 8 h each in 16-bit, 12 h in fp32, and an
+    fp32 rstd), query and attention output, key and value, the log-sum-exp of each head, gate, its silu, up and their
+    product. GPT-2: ``w (8 h + 5 f + 4) + 4 a``: residual, norm and norm statistics twice, query, key and value,
+    attention output, and five tensors of the MLP (gelu by its formula saves four). With recompute, per token and
+    layer: ``w h``, the block's input. Beside them: the final norm, and the cosines and sines of the positions or the
+    position ids.
     """
     values = with_defaults(config)
     if values is None or values["model_type"] == "mixtral":

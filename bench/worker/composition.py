@@ -40,23 +40,25 @@ class Composition:
         self._claims: dict[int, str] = {}
         self._moments: dict[str, int] = {}
         self._log = StorageLog({})
+        self._steps: list[tuple[StorageLog, dict[str, int]]] = []
         self.shards: dict[str, int | None] = {}
         self._claim_held()
         self._init = meter.live()
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Log one optimizer step; ``enter_phase`` is to be called as it goes on."""
+        """Log one optimizer step; ``enter_phase`` is to be called as it goes on. May be used for several steps."""
         params = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
         # What autograd hands to a parameter is a gradient, also one that is moved or freed before backward ends.
         hooks = [parameter.register_hook(self._claim_gradient) for parameter in params]
         self._meter.place, self._meter.watch = self._place, self._claim_handed
-        self._log = self._meter.begin_log()
+        self._log, self._moments = self._meter.begin_log(), {}
         try:
             with self._modules.active():
                 yield
             self._claim_held()
             self._moments["end"] = len(self._log)
+            self._steps.append((self._log, self._moments))
         finally:
             self._meter.end_log()
             self._meter.place, self._meter.watch = _nowhere, None
@@ -102,19 +104,24 @@ class Composition:
             self._claim(tensor, "gathered_parameters" if "gather" in op else "bucket_copies")
 
     def points(self) -> list[dict[str, Any]]:
-        """Return the content of ``bench.record.MemoryPoint`` for init, forward, backward, step and peak."""
-        last_backward, end = self._moments["backward"], self._moments["end"]
-        moments = {
-            "forward": self._moments["forward"],
-            "backward": last_backward,
-            "step": self._log.highest(last_backward, end),
-            "peak": self._log.highest(0, end),
-        }
+        """Return the content of ``bench.record.MemoryPoint`` for init, forward, backward, step and peak.
+
+        They are those of the recorded step whose peak is highest.
+        """
+        peaks = [log.highest(0, moments["end"]) for log, moments in self._steps]
+        log, moments, peak = max(
+            ((log, moments, peak) for (log, moments), peak in zip(self._steps, peaks, strict=True)),
+            key=lambda step: sum(step[0].live(step[2]).values()),
+        )
+        step = log.highest(moments["backward"], moments["end"])
         found = [self._point("init", "engine built", self._init)]
-        for name, moment in moments.items():
-            newest = self._log.newest(moment)
-            where = name if name in ("forward", "backward") else _where(newest)
-            found.append(self._point(name, where, self._log.live(moment)))
+        for name, moment, where in (
+            ("forward", moments["forward"], "end of forward"),
+            ("backward", moments["backward"], "end of backward"),
+            ("step", step, _where(log.newest(step))),
+            ("peak", peak, _where(log.newest(peak))),
+        ):
+            found.append(self._point(name, where, log.live(moment)))
         return found
 
     def _point(self, name: str, where: str, live: dict[Birth, int]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,9 @@ def _no_phase(phase: str) -> None:
     pass
 
 
-def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
-    def enter_phase(phase: str) -> None:
-        first(phase)
-        second(phase)
-
-    return enter_phase
+def _each(listeners: list[Callable[[str], None]], phase: str) -> None:
+    for listener in listeners:
+        listener(phase)
 
 
 def train_step(engine: Any, batches: list[torch.Tensor], enter_phase: Callable[[str], None] = _no_phase) -> float:
@@ -66,17 +64,17 @@ class Loop:
         return [batch.to(self.device) for batch in batches]
 
     def counting_pass(self, meter: MemoryMeter, composition: Composition | None = None) -> Counted:
-        """Settle, then count two steps; ``composition`` records the last. ``meter`` is already active and stays so."""
+        """Settle, then count two steps, which ``composition`` records. ``meter`` is already active and stays so."""
         for _ in range(SETTLING_STEPS):
             self.losses.append(train_step(self.engine, self._batches()))
         counted = Counted()
         previous: list[Collective] | None = None
-        for number in range(COUNTED_STEPS):
-            watch = composition if number == COUNTED_STEPS - 1 else None
+        for _ in range(COUNTED_STEPS):
             batches = self._batches()
             meter.reset_peak()
-            with CollectiveRecorder() as recorder, watch.recording() if watch else contextlib.nullcontext():
-                enter_phase = _both(watch.enter_phase, recorder.enter_phase) if watch else recorder.enter_phase
+            with CollectiveRecorder() as recorder, composition.recording() if composition else contextlib.nullcontext():
+                phases = [recorder.enter_phase] + ([composition.enter_phase] if composition else [])
+                enter_phase = partial(_each, phases)
                 self.losses.append(train_step(self.engine, batches, enter_phase))
             counted.peak_allocated_bytes = max(counted.peak_allocated_bytes, meter.peak_allocated_bytes())
             counted.peak_reserved_bytes = meter.peak_reserved_bytes()

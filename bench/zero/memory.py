@@ -71,6 +71,10 @@ class _Rank:
         return self.setting("reduce_bucket_size") * self.width if self.setting("contiguous_gradients") else 0
 
     @property
+    def overlap(self) -> bool:
+        return bool(self.cell.zero_optimization.get("overlap_comm", False))
+
+    @property
     def losses(self) -> int:
         """Bytes of the losses that the training loop keeps until the step ends, one fp32 number per micro-step."""
         return 4 * self.cell.gradient_accumulation_steps
@@ -101,11 +105,15 @@ class _Rank:
 def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, rank: int = 0) -> Bytes:
     """Return the expected bytes by category on ``rank`` at ``point`` (one of ``POINTS``).
 
-    ``peak`` is the highest of: the gradients of the logits early in backward, the reduction of gradients, the step.
+    ``peak`` is the highest of four moments: the gradients of the logits, the first gradient, the reduction, the step.
     """
     at = _Rank(cell, config, params, rank)
+    if at.stage == 3 and not at.known:
+        return {}
     if point == "peak":
-        candidates = (_loss_backward(at), _reduction(at), _step(at))
+        if not at.known or "activations" not in _saved(at, at_peak=True):
+            return {}
+        candidates = (_loss_backward(at), _first_gradient(at), _reduction(at), _step(at))
         return max(candidates, key=lambda candidate: sum(candidate.values()))
     found = _states(at, point) | _gradients(at, point)
     if at.stage == 3:
@@ -124,10 +132,10 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
 def _states(at: _Rank, point: str) -> Bytes:
     """Parameters and optimizer states.
 
-    16-bit: w psi and 12 psi, of which moments (8) exist from the first step on, but in stage 0, whose wrapper takes a
-    step when it is built. fp32: 4 psi and 8 psi, the parameters being their own master copy; stages 1 to 3 keep an fp32 copy
-    of their shard besides (12 psi / N). Stages 1 and 2 divide the states by N, stage 3 the parameters too. Adam's step
-    counter is 4 bytes per tensor that it updates: each parameter's at stage 0 and under DDP, the flat shard's above.
+    16-bit: w psi and 12 psi, of which moments (8) exist from the first step on, but at stage 0, whose wrapper takes a
+    step when it is built. fp32: 4 psi and 8 psi, the parameters being their own master copy; stages 1 to 3 keep an fp32
+    copy of their shard besides (12 psi / N). Stages 1 and 2 divide the states by N, stage 3 the parameters too. Adam's
+    step counter is 4 bytes per tensor that it updates: each parameter at stage 0 and under DDP, the flat shard above.
     """
     shard = {1: at.flat // at.ranks, 2: at.flat // at.ranks, 3: at.sharded}.get(at.stage or 0, at.total)
     own_master = bool(at.stage) or at.width == 2
@@ -174,8 +182,6 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
     the output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
     """
     found: Bytes = {"zero_buckets": at.bucket}
-    if not at.known:
-        return found
     gathered = point == "forward"
     rest = at.total * at.width - at.persisted
     live = max(at.setting("stage3_max_live_parameters"), max(at.sizes[0], at.sizes[-1])) * at.width
@@ -221,27 +227,39 @@ def _loss_backward(at: _Rank) -> Bytes:
 
 
 def _reduction(at: _Rank) -> Bytes:
-    """Where the gradients are most while they are reduced.
+    """While gradients are reduced, after the last one is made.
 
-    Stage 0: all of them, w psi, and a flat copy of a bucket of 5e8 elements. Stage 1 without ``overlap_comm`` begins when
-    all exist, w psi, and makes room for the rank's share beside the bucket. Stage 2 makes that room at the first gradient
-    of the share: on the last rank that is the output embedding's, when all activations are still there; on other ranks
-    later, which this does not follow. Stage 3: the bucket and the copy that is handed to reduce-scatter. DDP reduces
-    its buckets in place.
+    Stage 0: all of them, w psi, and a flat copy of a bucket of 5e8 elements. Stage 1 without ``overlap_comm``: all of
+    them, and beside the bucket room for the rank's share; stage 2: its share. Where one bucket takes them all, they
+    are in it, and its flat copy beside. Stage 3: the bucket and the copy that is handed to reduce-scatter. DDP
+    reduces its buckets in place.
     """
     found = _states(at, "backward") | _gradients(at, "backward") | {"logits_loss": at.losses}
-    overlap = bool(at.cell.zero_optimization.get("overlap_comm", False))
+    whole = at.total * at.width
     if at.stage == 0:
-        return found | {"bucket_copies": min(_STAGE_0_BUCKET, at.total) * at.width}
-    if at.stage is None:
-        return found
-    if at.stage == 3:
-        return found | _stage_3(at, "backward") | {"bucket_copies": min(at.bucket, at.total * at.width)}
-    found["zero_buckets"] = at.bucket * (2 if overlap else 1)
-    gradients = found.get("gradients", 0)
-    if at.stage == 1 and not overlap:
-        return found | {"gradients": gradients + at.total * at.width}
-    if at.rank < at.ranks - 1 or not at.known:
-        return found
-    saved = _saved(at, at_peak=False) | {"logits_loss": at.losses}
-    return found | saved | {"gradients": gradients + at.sizes[-1] * at.width}
+        found["bucket_copies"] = min(_STAGE_0_BUCKET, at.total) * at.width
+    elif at.stage == 3:
+        found |= _stage_3(at, "backward") | {"bucket_copies": min(at.bucket, whole)}
+    elif at.stage:
+        found["zero_buckets"] = at.bucket * (1 + at.overlap)
+        if at.bucket >= whole:
+            found |= {"gradients": 0, "bucket_copies": whole}
+        elif at.stage == 1 and not at.overlap:
+            found["gradients"] += whole
+    return found
+
+
+def _first_gradient(at: _Rank) -> Bytes:
+    """Stages 1 and 2 make their bucket at the first gradient, the output embedding's, with all activations still there.
+
+    At stage 2 the last rank, whose that gradient is, then makes room for its share, if the bucket is too small to wait.
+    """
+    if at.stage not in (1, 2):
+        return {}
+    found = _states(at, "backward") | _saved(at, at_peak=False)
+    room = at.owned_gradients if at.stage == 2 and at.rank == at.ranks - 1 and at.bucket < at.total * at.width else 0
+    return found | {
+        "logits_loss": at.losses,
+        "zero_buckets": at.bucket * (1 + at.overlap),
+        "gradients": room + at.sizes[-1] * at.width,
+    }

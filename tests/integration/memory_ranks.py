@@ -1,7 +1,7 @@
 """One rank of the memory tests: several cells one after another, each counted as bench.worker.main counts it.
 
-Usage: memory_ranks.py CELLS_JSON OUT_FOLDER, with RANK and WORLD_SIZE set. Leaves OUT_FOLDER/rank<r>.json: a list
-of what the counting pass of each cell found. A cell may name a fault that holds memory it should not.
+Usage: memory_ranks.py ENTRIES_JSON OUT_FOLDER, with RANK and WORLD_SIZE set. An entry is a cell, and the bytes of a
+tensor that the rank holds on to though nothing needs it. Leaves OUT_FOLDER/rank<r>.json, one result per entry.
 """
 
 import gc
@@ -17,15 +17,13 @@ import torch.distributed as dist
 from bench.cell import Cell
 from bench.measure.memory import StorageMeter
 from bench.models.catalog import load_config
-from bench.worker import loop as worker_loop
 from bench.worker.composition import Composition
 from bench.worker.engine import build_engine, zero_config
+from bench.worker.loop import Loop
 from bench.worker.model import DTYPES, build_model
 
-FAULTS = ("extra tensor", "")
 
-
-def count(cell, fault):
+def count(cell, held_bytes):
     config = zero_config(cell)
     with StorageMeter() as meter:
         model = build_model(
@@ -38,34 +36,32 @@ def count(cell, fault):
         )
         engine = build_engine(cell, model)
         composition = Composition(engine, meter)
-        held = torch.zeros(100_000) if fault == "extra tensor" else None
-        loop = worker_loop.Loop(cell, engine, model.config.vocab_size, torch.device("cpu"))
-        counted = loop.counting_pass(meter, composition)
+        held = torch.zeros(held_bytes, dtype=torch.uint8)
+        loop = Loop(cell, engine, model.config.vocab_size, torch.device("cpu"))
+        unwatched = loop.counting_pass(meter)
+        watched = loop.counting_pass(meter, composition)
         del held
     return {
         "points": composition.points(),
         "shards": composition.shards,
-        "steady_bytes": counted.steady_bytes,
-        "peak_allocated_bytes": counted.peak_allocated_bytes,
-        "last_peak_bytes": meter.peak_allocated_bytes(),
-        "births": composition.describe() if hasattr(composition, "describe") else None,
+        "unwatched_peak_bytes": unwatched.peak_allocated_bytes,
+        "peak_bytes": watched.peak_allocated_bytes,
+        "steady_bytes": watched.steady_bytes,
     }
 
 
 def main():
-    folder = Path(sys.argv[2])
+    entries, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    rank = int(os.environ["RANK"])
     dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=int(os.environ["WORLD_SIZE"])
     )
     deepspeed.init_distributed(dist_backend="gloo")
     results = []
-    for entry in json.loads(Path(sys.argv[1]).read_text()):
-        results.append(count(Cell.model_validate(entry["cell"]), entry.get("fault")))
+    for entry in entries:
+        results.append(count(Cell.model_validate(entry["cell"]), entry["held_bytes"]))
         gc.collect()
-    (folder / f"rank{dist.get_rank()}.json").write_text(json.dumps(results))
+    (folder / f"rank{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
 
