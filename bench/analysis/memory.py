@@ -6,6 +6,7 @@ from bench.analysis.tables import Table
 from bench.record import MemoryPoint, Record
 from bench.zero.memory import CATEGORIES
 
+_GROUP = "Memory, decomposed"
 DEFINITIONS = (
     "Points: init, engine built; forward and backward, the end of the last one of the counted step; step, the highest "
     "inside the optimizer step; peak, the highest of the whole step.",
@@ -42,9 +43,40 @@ def _row(category: str, points: list[MemoryPoint]) -> list[str]:
     return cells
 
 
+def _peaks(records: list[Record]) -> Table:
+    """Return one row per record: its highest moment, what is expected of it, and the two categories that hold most."""
+    rows = []
+    for record in records:
+        peak = _peak(record)
+        if peak is None:
+            continue
+        expected = sum(peak.predicted.values()) if peak.predicted else None
+        most = [f"{name.replace('_', ' ')} {size / peak.total_bytes:.0%}" for name, size in _holders(peak)]
+        rows.append(
+            [
+                f"{record.label} r{record.repeat}",
+                _mib(peak.total_bytes),
+                "-" if expected is None else _mib(expected),
+                _difference(peak.total_bytes, expected),
+                peak.where,
+                *most[:2],
+            ]
+        )
+    return Table(_GROUP, "Peak of each row", ["MiB", "peak", "expected", "diff", "where", "most", "then"], rows)
+
+
+def _peak(record: Record) -> MemoryPoint | None:
+    return next((point for point in _largest_rank(record)[1] if point.point == "peak"), None)
+
+
+def _holders(point: MemoryPoint) -> list[tuple[str, int]]:
+    return sorted(point.bytes.items(), key=lambda item: -item[1])
+
+
 def tables(records: Iterable[Record]) -> list[Table]:
-    """Return one table per record whose memory was decomposed: categories down, points across, in MiB."""
-    found = []
+    """Return the peaks, then one table per record whose memory was decomposed: categories down, points across."""
+    records = list(records)
+    found = [_peaks(records)] if any(_peak(record) for record in records) else []
     for record in records:
         rank, points = _largest_rank(record)
         if not points:
@@ -62,18 +94,16 @@ def tables(records: Iterable[Record]) -> list[Table]:
             ]
         header = ["MiB"] + [text for point in points for text in (point.point, "expected", "diff")]
         title = f"{record.label}, repeat {record.repeat}, rank {rank}"
-        found.append(Table("Memory, decomposed", title, header, [*rows, total]))
+        found.append(Table(_GROUP, title, header, [*rows, total]))
     return found
 
 
 def sentence(record: Record) -> str | None:
     """Say where the peak of the record's largest rank is and what holds it; ``None`` where that is not known."""
-    rank, points = _largest_rank(record)
-    peak = next((point for point in points if point.point == "peak"), None)
+    rank, peak = _largest_rank(record)[0], _peak(record)
     if peak is None:
         return None
-    holders = sorted(peak.bytes.items(), key=lambda item: -item[1])[:3]
-    parts = [f"{name.replace('_', ' ')} {size / peak.total_bytes:.0%}" for name, size in holders if size]
+    parts = [f"{name.replace('_', ' ')} {size / peak.total_bytes:.0%}" for name, size in _holders(peak)[:3] if size]
     text = (
         f"{record.label}, repeat {record.repeat}: the peak of rank {rank}, {_mib(peak.total_bytes)} MiB, is in "
         f"'{peak.where}'; it holds {', '.join(parts)}"

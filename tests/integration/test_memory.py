@@ -151,7 +151,7 @@ def test_shards_are_what_each_stage_is_said_to_hold(results):
 
 
 def test_where_the_peak_is(results):
-    """With 64 tokens the update holds most; with twice as many and all gradients kept, the gradients of the logits do."""
+    """With 64 tokens the update holds most; with twice as many and all gradients kept, the logits do."""
     where = {cell.label: point(result, "peak")["where"] for cell, rank, result in found(results) if rank == 0}
     assert where[cell("z2").label] == "step"
     assert where[cell("z1", gradient_accumulation_steps=2, seq_length=64).label] == "backward: loss"
