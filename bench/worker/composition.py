@@ -13,7 +13,7 @@ import torch
 from bench.measure.memory import StorageMeter
 from bench.measure.modules import LOSS, ModuleTracker
 from bench.measure.storage_log import Birth, StorageLog
-from bench.worker.holdings import held, shards
+from bench.worker.holdings import buckets, held, shards
 
 # Collectives of at most 8 elements carry norms and flags, not data (bench.outcome).
 _CONTROL_ELEMENTS = 8
@@ -47,7 +47,7 @@ class Composition:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Log one optimizer step; ``enter_phase`` is to be called as it goes on. May be used for several steps."""
+        """Log one optimizer step; call ``enter_phase`` as it goes on. May be used for several steps."""
         params = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
         # What autograd hands to a parameter is a gradient, also one that is moved or freed before backward ends.
         hooks = [parameter.register_hook(self._claim_gradient) for parameter in params]
@@ -67,7 +67,7 @@ class Composition:
                 hook.remove()
 
     def enter_phase(self, phase: str) -> None:
-        """Note the end of the phase before; the last micro-step's moments stay."""
+        """Note the end of the phase before; of several micro-steps the last one's moments stay."""
         if self._phase:
             self._moments[self._phase] = len(self._log)
         self._claim_held()
@@ -96,7 +96,8 @@ class Composition:
         self._claim(gradient, "gradients")
 
     def _claim_handed(self, op: str, args: tuple[Any, ...]) -> None:
-        self._claim_held()  # buckets that live only while backward runs
+        for bucket in buckets(self._engine):
+            self._claim(bucket, "zero_buckets")
         tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
         if sum(tensor.numel() for tensor in tensors) <= _CONTROL_ELEMENTS:
             return

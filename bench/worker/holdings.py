@@ -74,6 +74,11 @@ def gradients(engine: Any) -> list[torch.Tensor]:
     return of_params + _attributes(_owners(engine), _GRADIENTS)
 
 
+def buckets(engine: Any) -> list[torch.Tensor]:
+    """Return the buckets that exist now; at stages 1 and 2 they live only while gradients are reduced."""
+    return _attributes(_owners(engine), _BUCKETS)
+
+
 def held(engine: Any) -> dict[str, list[torch.Tensor]]:
     """Return the tensors of every object that is known, by category."""
     params = list(engine.module.parameters())
@@ -84,7 +89,7 @@ def held(engine: Any) -> dict[str, list[torch.Tensor]]:
         "persisted_parameters": [param.data for param in sharded if getattr(param, "ds_persist", False)],
         "gathered_parameters": [param.data for param in gathered],
         "optimizer_states": _states(engine),
-        "zero_buckets": _attributes(_owners(engine), _BUCKETS),
+        "zero_buckets": buckets(engine),
         "gradients": gradients(engine),
     }
 
