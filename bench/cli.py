@@ -145,13 +145,16 @@ def report_command(
         bool, typer.Option("--traffic", help="Where each row's bytes went: paper, DeepSpeed's code, measured; and why.")
     ] = False,
     traffic_summary: Annotated[bool, typer.Option("--traffic-summary", help="The same, one line per row.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="What holds each row's memory, and what should.")] = False,
 ) -> None:
     """Print the comparison tables of a run."""
-    from bench.show import latest_run, show_csv, show_markdown, show_rerun, show_tables, show_traffic
+    from bench.show import latest_run, show_csv, show_markdown, show_memory, show_rerun, show_tables, show_traffic
 
     folder = run or latest_run(results)
     if rerun is not None:
         show_rerun(folder, rerun)
+    elif memory:
+        show_memory(folder, None if format is Format.markdown else _console())
     elif format is Format.csv:
         show_csv(folder)
     elif traffic or traffic_summary:

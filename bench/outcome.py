@@ -33,6 +33,7 @@ from bench.validity import traffic
 from bench.validity.examine import examine
 from bench.validity.log import memory_pressure
 from bench.validity.ranks import clock
+from bench.zero.memory import predict
 from bench.zero.practice import CONTROL_ELEMENTS, holds_for, practice
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
@@ -84,8 +85,20 @@ def throughput(cell: Cell, step_time_s: float, model_config: dict[str, Any], dev
     )
 
 
-def _memory(kind: str, ranks: list[dict[str, Any]]) -> Memory:
-    memories = [RankMemory.model_validate(rank["memory"]) for rank in ranks]
+def _rank_memory(planned: PlannedCell, rank: int, found: dict[str, Any]) -> RankMemory:
+    """Return the memory of one rank, with what is expected beside each point."""
+    memory, params = RankMemory.model_validate(found), planned.params
+    if params is None:
+        return memory
+    points = [
+        point.model_copy(update={"predicted": predict(planned.cell, planned.config, params, point.point, rank)})
+        for point in memory.points
+    ]
+    return memory.model_copy(update={"points": points})
+
+
+def _memory(kind: str, planned: PlannedCell, ranks: list[dict[str, Any]]) -> Memory:
+    memories = [_rank_memory(planned, number, rank["memory"]) for number, rank in enumerate(ranks)]
     peaks = [memory.peak_allocated_bytes for memory in memories]
     return Memory(
         kind=kind,
@@ -213,14 +226,14 @@ def outcome(
             "validity": verdict(findings),
             "findings": findings,
             "parity": compared,
-            "shards": [Shards.model_validate(rank["shards"]) for rank in ranks if "shards" in rank],
+            "shards": [Shards.model_validate(rank["shards"]) for rank in ranks],
             "device_name": result["device_name"],
             "stack": result["stack"],
             "num_threads": result["num_threads"],
             "effective": result["effective"],
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
-            "memory": _memory(result["memory_kind"], ranks),
+            "memory": _memory(result["memory_kind"], planned, ranks),
             "comm": counted,
             "practice": expected,
             "losses": losses,

@@ -140,7 +140,10 @@ def _parts(table: "Table", console: Console) -> list[RichTable]:
 
 def show_tables(run: Path, console: Console) -> None:
     """Print the tables of a run for a terminal."""
-    found, notes = _tables(run)
+    _print(*_tables(run), run, console)
+
+
+def _print(found: list["Table"], notes: list[str], run: Path, console: Console) -> None:
     group = ""
     for table in found:
         if table.group != group:
@@ -184,6 +187,18 @@ def show_traffic(run: Path, console: Console | None, *, details: bool) -> None:
         console.print(_laid_out(table, list(range(len(table.header)))))
         for note in notes:
             console.print(f"- {note}", highlight=False, markup=False)
+
+
+def show_memory(run: Path, console: Console | None) -> None:
+    """Print what holds each row's memory, beside what is expected: for a terminal, or without one as Markdown."""
+    from bench.analysis import memory, tables
+
+    _, records = _rows(run)
+    found, notes = memory.tables(records), memory.notes(records)
+    if console is None:
+        sys.stdout.write(tables.markdown(found, notes))
+    else:
+        _print(found, notes, run, console)
 
 
 def show_csv(run: Path) -> None:

@@ -3,12 +3,15 @@
 import resource
 import sys
 import weakref
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from bench.measure.storage_log import Birth, StorageLog
 
 
 class MemoryMeter(Protocol):
@@ -35,6 +38,10 @@ class MemoryMeter(Protocol):
         ...
 
 
+def _nowhere() -> tuple[str, str]:
+    return "", ""
+
+
 class StorageMeter(TorchDispatchMode):
     """Follow every tensor storage that an operator returns, from birth until it is freed.
 
@@ -42,40 +49,78 @@ class StorageMeter(TorchDispatchMode):
     and frees inside itself is not seen, nor are sparse tensors, memory wrapped by ``torch.frombuffer``, and a
     storage resized behind its tensors' back. Active from before the model exists until the counting pass ends,
     so nothing that lives then was born unseen.
+
+    ``place`` says where the program is, as ``(phase, module)``; every birth keeps it. ``watch`` is called with
+    the name and the arguments of each ``c10d`` operator before it runs. Between ``begin_log`` and ``end_log``
+    every birth, resize and release is logged.
     """
 
     kind = "live tensor storages"
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.place: Callable[[], tuple[str, str]] = _nowhere
+        self.watch: Callable[[str, tuple[Any, ...]], None] | None = None
+        self._births: dict[int, Birth] = {}
         self._sizes: dict[int, int] = {}
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._log: StorageLog | None = None
+        self._born = 0
         self._live = 0
         self._peak = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self.watch is not None and func.namespace == "c10d":
+            self.watch(func._schema.name.removeprefix("c10d::"), args)
         result = func(*args, **(kwargs or {}))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
-                self._see(leaf.untyped_storage())
+                self._see(leaf.untyped_storage(), func)
         return result
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
+    def _see(self, storage: torch.UntypedStorage, func: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
         known = self._sizes.get(key)
         if known == size:
             return
         if known is None:
             self._refs[key] = weakref.ref(storage, partial(self._free, key))
+            self._births[key] = Birth(self._born, *self.place(), func._schema.name)
+            self._born += 1
         self._sizes[key] = size
         self._live += size - (known or 0)
         self._peak = max(self._peak, self._live)
+        if self._log is not None:
+            self._log.change(self._births[key], size)
 
     def _free(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         self._live -= self._sizes.pop(key)
         del self._refs[key]
+        birth = self._births.pop(key)
+        if self._log is not None:
+            self._log.change(birth, 0)
+
+    def begin_log(self) -> StorageLog:
+        """Log every change from now on; the log starts from what is live now."""
+        self._log = StorageLog(self.live())
+        return self._log
+
+    def end_log(self) -> None:
+        """Log no more."""
+        self._log = None
+
+    def birth(self, tensor: torch.Tensor) -> Birth | None:
+        """Return where the storage of ``tensor`` was born; ``None`` for one that this meter does not count."""
+        try:
+            return self._births.get(tensor.untyped_storage()._cdata)
+        except NotImplementedError:  # sparse tensors have no storage
+            return None
+
+    def live(self) -> dict[Birth, int]:
+        """Return every storage that is live now, with its bytes."""
+        return {self._births[key]: size for key, size in self._sizes.items()}
 
     def allocated_bytes(self) -> int:
         """Live now."""

@@ -118,9 +118,7 @@ def _count_gpt2(values: dict[str, Any]) -> ParamCount:
 def _count_decoder(values: dict[str, Any]) -> ParamCount:
     family, layers = values["model_type"], size(values, "num_hidden_layers")
     width, inner = size(values, "hidden_size"), size(values, "intermediate_size")
-    queries = size(values, "num_attention_heads") * head_size(values)
-    kv_heads = "num_attention_heads" if values["num_key_value_heads"] is None else "num_key_value_heads"
-    keys = size(values, kv_heads) * head_size(values)
+    queries, keys = attention_widths(values)
 
     attention = 2 * width * queries + 2 * width * keys
     if family == "qwen2":  # always a bias on query, key and value, never on the output
@@ -142,6 +140,12 @@ def _count_decoder(values: dict[str, Any]) -> ParamCount:
     head = 0 if values["tie_word_embeddings"] else embedding
     total = embedding + layers * (attention + mlp + 2 * width) + width + head
     return ParamCount(total=total, active=total - unused, embedding=embedding)
+
+
+def attention_widths(values: dict[str, Any]) -> tuple[int, int]:
+    """Return (all query heads' width, all key heads' width) of a Llama-style configuration with its defaults."""
+    kv_heads = "num_attention_heads" if values["num_key_value_heads"] is None else "num_key_value_heads"
+    return size(values, "num_attention_heads") * head_size(values), size(values, kv_heads) * head_size(values)
 
 
 def with_defaults(config: dict[str, Any]) -> dict[str, Any] | None:

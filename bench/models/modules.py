@@ -65,6 +65,12 @@ def parameters(module: Module) -> list[Parameter]:
     return sorted(found, key=lambda parameter: parameter.position)
 
 
+def tensor_sizes(config: dict[str, Any]) -> list[int] | None:
+    """Return the elements of every parameter, in the order of ``model.parameters()``; ``None`` if not known."""
+    tree = modules(config)
+    return None if tree is None else [parameter.numel for parameter in parameters(tree)]
+
+
 class _Build:
     """Makes modules whose parameters are numbered in the order of their making, as torch registers them."""
 

@@ -25,7 +25,7 @@ def check(cell: Cell, result: dict[str, Any]) -> list[Finding]:
     slack = _PADDING + 4 * n * result["num_tensors"] / result["num_params"]
     found = []
     for name, total in _expected(cell, result["num_params"]).items():
-        held = [rank["shards"][name] for rank in result["ranks"] if rank.get("shards", {}).get(name) is not None]
+        held = [rank["shards"][name] for rank in result["ranks"] if rank["shards"][name] is not None]
         if not held:
             continue
         sharded = name.replace("_", " ") in strategy.shards

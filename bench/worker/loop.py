@@ -1,5 +1,6 @@
 """The two passes over one engine. The counting pass times nothing; the timed pass has no instrument in it."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,12 +15,19 @@ from bench.measure.clock import StepTimes, synchronize, timed_step
 from bench.measure.comm import Collective, CollectiveRecorder, nodes_of_ranks
 from bench.measure.gradients import Applied, AppliedGradients
 from bench.measure.memory import MemoryMeter
+from bench.worker.composition import Composition
 from bench.worker.data import micro_batches
 from bench.worker.engine import inner_optimizer, replicated_grad_norm, reported_grad_norm
+from bench.worker.holdings import shards
 
 
 def _no_phase(phase: str) -> None:
     pass
+
+
+def _each(listeners: list[Callable[[str], None]], phase: str) -> None:
+    for listener in listeners:
+        listener(phase)
 
 
 def train_step(engine: Any, batches: list[torch.Tensor], enter_phase: Callable[[str], None] = _no_phase) -> float:
@@ -50,6 +58,7 @@ class Counted:
     grad_norms: list[float | None] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
     skipped_in_settling: int = 0
+    shards: dict[str, int | None] = field(default_factory=dict)
 
 
 class Loop:
@@ -63,20 +72,24 @@ class Loop:
         batches = micro_batches(self.cell, self.vocab_size, len(self.losses), dist.get_rank())
         return [batch.to(self.device) for batch in batches]
 
-    def _see_norm(self, seen: list[float], phase: str) -> None:
+    def _look(self, counted: Counted, norms: list[float], phase: str) -> None:
+        """At the end of each backward, note what the engine holds; of several micro-steps the last one's stays."""
+        if phase != "step":
+            return
+        counted.shards = shards(self.engine)
         # In fp32 at stage 0 nothing wraps the optimizer, and nothing reports a norm.
-        if phase == "step" and self.engine.optimizer is inner_optimizer(self.engine):
-            seen.append(replicated_grad_norm(self.engine))
+        if self.engine.optimizer is inner_optimizer(self.engine):
+            norms.append(replicated_grad_norm(self.engine))
 
-    def counting_pass(self, meter: MemoryMeter) -> Counted:
-        """Settle, then count two steps. ``meter`` is already active and stays so."""
+    def counting_pass(self, meter: MemoryMeter, composition: Composition | None = None) -> Counted:
+        """Settle, then count two steps, which ``composition`` records. ``meter`` is already active and stays so."""
         counted = Counted()
         with AppliedGradients(inner_optimizer(self.engine)) as gradients:
             for _ in range(SETTLING_STEPS):
-                before_step: list[float] = []
-                self.losses.append(train_step(self.engine, self._batches(), partial(self._see_norm, before_step)))
+                norms: list[float] = []
+                self.losses.append(train_step(self.engine, self._batches(), partial(self._look, counted, norms)))
                 norm = reported_grad_norm(self.engine)
-                counted.grad_norms.append(before_step[-1] if norm is None and before_step else norm)
+                counted.grad_norms.append(norms[-1] if norm is None and norms else norm)
                 counted.applied.append(gradients.take())
         counted.skipped_in_settling = int(self.engine.skipped_steps)
         nodes = nodes_of_ranks()
@@ -84,8 +97,12 @@ class Loop:
         for _ in range(COUNTED_STEPS):
             batches = self._batches()
             meter.reset_peak()
-            with CollectiveRecorder(nodes) as recorder:
-                self.losses.append(train_step(self.engine, batches, recorder.enter_phase))
+            with (
+                CollectiveRecorder(nodes) as recorder,
+                composition.recording() if composition else contextlib.nullcontext(),
+            ):
+                phases = [recorder.enter_phase] + ([composition.enter_phase] if composition else [])
+                self.losses.append(train_step(self.engine, batches, partial(_each, phases)))
             counted.peak_allocated_bytes = max(counted.peak_allocated_bytes, meter.peak_allocated_bytes())
             counted.peak_reserved_bytes = meter.peak_reserved_bytes()
             del batches

@@ -36,7 +36,8 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     from bench.cell import Cell
     from bench.corpus import digest
     from bench.environment import cpu_name
-    from bench.measure.memory import host_peak_rss_bytes, memory_meter
+    from bench.measure.memory import StorageMeter, host_peak_rss_bytes, memory_meter
+    from bench.worker.composition import Composition
     from bench.worker.effective import effective_settings
     from bench.worker.engine import build_engine, optimizer_steps, zero_config
     from bench.worker.failure import UnsupportedError
@@ -85,9 +86,11 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         engine = build_engine(cell, model)
         effective = effective_settings(engine)
         init_peak_bytes = meter.peak_allocated_bytes()
+        # The storages that CUDA's allocator counts are not known one by one.
+        composition = Composition(engine, meter) if isinstance(meter, StorageMeter) else None
         now.append("counting pass")
         loop = Loop(cell, engine, model.config.get_text_config().vocab_size, device)
-        counted = loop.counting_pass(meter)
+        counted = loop.counting_pass(meter, composition)
     now.append("timed pass")
     times = loop.timed_pass()
 
@@ -106,7 +109,9 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
             "peak_allocated_bytes": counted.peak_allocated_bytes,
             "peak_reserved_bytes": counted.peak_reserved_bytes,
             "host_peak_rss_bytes": host_peak_rss_bytes(),
+            "points": composition.points() if composition else [],
         },
+        "shards": counted.shards,
         "collectives": _merged(counted.collectives),
         "steady": counted.steady,
         "step_times_s": times.wall_s,

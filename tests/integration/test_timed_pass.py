@@ -25,7 +25,8 @@ from bench.worker.main import main
 
 def hooks(model):
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return [len(getattr(part, kind)) for part in model.modules() for kind in kinds]
+    on_modules = [len(getattr(part, kind)) for part in model.modules() for kind in kinds]
+    return on_modules + [len(parameter._backward_hooks or {}) for parameter in model.parameters()]
 
 seen = {"counting": [], "timed": []}
 def look(engine):
@@ -43,10 +44,10 @@ now = ["timed"]
 def watched(engine, *rest):
     seen[now[0]].append(look(engine))
     return train_step(engine, *rest)
-def counting(self, meter):
+def counting(self, *instruments):
     seen["built"] = hooks(self.engine.module)
     now[0] = "counting"
-    result = counting_pass(self, meter)
+    result = counting_pass(self, *instruments)
     now[0] = "timed"
     return result
 loop.train_step, loop.Loop.counting_pass = watched, counting

@@ -14,6 +14,7 @@ from bench.plan import PlannedCell, Resources, plan
 from bench.record import Launch, Record
 from bench.scenario import Scenario
 from bench.store import read_records, write_record
+from bench.zero.memory import predict
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -227,6 +228,21 @@ def test_memory_names_the_largest_rank(tmp_path: Path) -> None:
     assert (memory.peak_allocated_bytes, memory.peak_allocated_rank, memory.peak_allocated_min_bytes) == (90, 1, 50)
     assert memory.kind == "live tensor storages"
     assert [each.host_peak_rss_bytes for each in memory.ranks] == [40, 40]
+
+
+def test_memory_points_get_what_is_expected_of_their_rank(tmp_path: Path) -> None:
+    entry = planned(strategy=["z1"], world_size=[2])
+    point = {"point": "init", "where": "engine built", "total_bytes": 3, "bytes": {"parameters": 2, "other": 1}}
+    shards = {"parameters": 2, "gradients": None, "optimizer_states": 6}
+    ranks = [rank(memory=rank()["memory"] | {"points": [point]}, shards=shards) for _ in range(2)]
+    record = judge(tmp_path, result(entry, ranks=ranks), entry=entry)
+    assert record.memory is not None
+    assert entry.params is not None
+    for number, memory in enumerate(record.memory.ranks):
+        assert memory.points[0].bytes == point["bytes"]
+        assert memory.points[0].predicted == predict(entry.cell, entry.config, entry.params, "init", number)
+        assert memory.points[0].predicted["parameters"] == 2 * entry.params.total
+    assert [each.model_dump() for each in record.shards] == [shards, shards]
 
 
 def test_losses_are_means_over_ranks(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""What a forward pass leaves in memory for backward, to the byte: the modules of Hugging Face transformers 5 on CPU.
+
+Every formula is what autograd saves, read off the storages that are live after a forward pass (attention by
+``scaled_dot_product_attention``, dropout 0; tests/integration/test_memory.py holds them against real runs). On a GPU
+other kernels save other things (log-sum-exp padded, fused activations), so there they are an estimate. Korthikanti et
+al. (arXiv 2205.05198) give the GPT formula with dropout and materialised attention, which these models do not have.
+
+Symbols: w bytes per element, h hidden size, Q and K widths of all query and key heads, f inner width, a query heads, L
+layers, V vocabulary, b batch, s sequence.
+"""
+
+from typing import Any
+
+from bench.models.counts import attention_widths, with_defaults
+
+
+def activation_bytes(config: dict[str, Any], batch: int, seq_length: int, width: int, recompute: bool) -> int | None:
+    """Return the bytes kept for backward when forward ends, logits and loss apart; ``None`` where there is no formula.
+
+    ``width``: bytes of an element of the model's dtype (w). ``recompute``: every block is checkpointed (non-reentrant).
+
+    Llama style, per token and layer, in 16-bit ``16 h + 4 Q + 4 K + 8 f + 4 a + 8``, in fp32 ``24 h + 8 Q + 8 K +
+    16 f + 4 a + 8``: two RMSNorms (fp32 input, normalised value and output, 8 h each in 16-bit, 12 h in fp32, and an
+    fp32 rstd), query and attention output, key and value, the log-sum-exp of each head, gate, its silu, up and their
+    product. GPT-2: ``w (8 h + 5 f + 4) + 4 a``: residual, norm and norm statistics twice, query, key and value,
+    attention output, and five tensors of the MLP (gelu by its formula saves four). With recompute, per token and
+    layer: ``w h``, the block's input. Beside them: the final norm, and the cosines and sines of the positions or the
+    position ids.
+    """
+    values = with_defaults(config)
+    if values is None or values["model_type"] == "mixtral":
+        return None
+    tokens = batch * seq_length
+    if values["model_type"] == "gpt2":
+        return _gpt2(values, tokens, seq_length, width, recompute)
+    hidden, inner = values["hidden_size"], values["intermediate_size"]
+    queries, keys = attention_widths(values)
+    norm = (8 if width == 2 else 12) * hidden + 4
+    block = 2 * norm + 2 * width * (queries + keys + 2 * inner) + 4 * values["num_attention_heads"]
+    positions = 2 * width * seq_length * (queries // values["num_attention_heads"])
+    if recompute:
+        block = width * hidden
+        positions += 8 * seq_length  # the ids, which the checkpoint keeps to run the block again
+    return int(tokens * (values["num_hidden_layers"] * block + norm) + positions)
+
+
+def _gpt2(values: dict[str, Any], tokens: int, seq_length: int, width: int, recompute: bool) -> int | None:
+    if values.get("activation_function", "gelu_new") != "gelu_new":
+        return None
+    if any(values.get(name, 0.1) for name in ("attn_pdrop", "embd_pdrop", "resid_pdrop")):
+        return None  # dropout masks
+    hidden = values["n_embd"]
+    inner = values.get("n_inner") or 4 * hidden
+    block = width * (8 * hidden + 5 * inner + 4) + 4 * values["n_head"]
+    if recompute:
+        block = width * hidden
+    final = width * (2 * hidden + 2)
+    return int(tokens * (values["n_layer"] * block + final) + 8 * seq_length)
+
+
+def logits_loss_bytes(config: dict[str, Any], batch: int, seq_length: int, *, at_peak: bool) -> int | None:
+    """Return the bytes of logits and loss: when forward ends, or at their highest, early in backward.
+
+    ``at_peak`` false: fp32 log-probabilities (4 V per token) and the shifted labels (int64), the loss and its divisor.
+    True: 12 V per token, as the gradients of the negative log-likelihood and of the log-softmax, fp32 both, stand
+    beside them; the labels are freed by then, the loss is held. The logits themselves (w V) and, in 16-bit, their fp32
+    copy are freed during forward, whose own highest is 10 V (8 V in fp32), because the training loop drops the output.
+    """
+    values = with_defaults(config)
+    if values is None:
+        return None
+    tokens, vocab = batch * seq_length, values["vocab_size"]
+    return int(tokens * 12 * vocab + 4 if at_peak else tokens * (4 * vocab + 8) + 8)

@@ -1,0 +1,150 @@
+"""What holds the memory of a rank: every live storage gets one category, from the real objects of the engine.
+
+A category is found in this order: what an object of the engine holds (parameters, optimizer states, buckets,
+gradients), what was handed to a collective, and for the rest the phase and module in which the storage was born.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from bench.measure.memory import StorageMeter
+from bench.measure.modules import LOSS, ModuleTracker
+from bench.measure.storage_log import Birth, StorageLog
+from bench.worker.holdings import buckets, held
+
+# Collectives of at most 8 elements carry norms and flags, not data (bench.outcome).
+_CONTROL_ELEMENTS = 8
+# The strongest claim first: a storage that several categories claim belongs to the first of them.
+_STRENGTH = (
+    "parameters",
+    "persisted_parameters",
+    "optimizer_states",
+    "zero_buckets",
+    "gradients",
+    "gathered_parameters",
+    "bucket_copies",
+)
+
+
+class Composition:
+    """The memory of one optimizer step, decomposed. ``meter`` has been active since before the model existed."""
+
+    def __init__(self, engine: Any, meter: StorageMeter) -> None:
+        """Take the picture ``init``: the engine is built and has not stepped yet."""
+        self._engine, self._meter = engine, meter
+        self._modules = ModuleTracker(engine.module)
+        self._phase = ""
+        self._claims: dict[int, str] = {}
+        self._moments: dict[str, int] = {}
+        self._log = StorageLog({})
+        self._steps: list[tuple[StorageLog, dict[str, int]]] = []
+        self._claim_held()
+        self._init = meter.live()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Log one optimizer step; call ``enter_phase`` as it goes on. May be used for several steps."""
+        params = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
+        # What autograd hands to a parameter is a gradient, also one that is moved or freed before backward ends.
+        hooks = [parameter.register_hook(self._claim_gradient) for parameter in params]
+        self._meter.place, self._meter.watch = self._place, self._claim_handed
+        self._log, self._moments = self._meter.begin_log(), {}
+        try:
+            with self._modules.active():
+                yield
+            self._claim_held()
+            self._moments["end"] = len(self._log)
+            self._steps.append((self._log, self._moments))
+        finally:
+            self._meter.end_log()
+            self._meter.place, self._meter.watch = _nowhere, None
+            self._phase = ""
+            for hook in hooks:
+                hook.remove()
+
+    def enter_phase(self, phase: str) -> None:
+        """Note the end of the phase before; of several micro-steps the last one's moments stay."""
+        if self._phase:
+            self._moments[self._phase] = len(self._log)
+        self._claim_held()
+        self._phase = phase
+
+    def _place(self) -> tuple[str, str]:
+        module = self._modules.current()
+        if self._phase == "backward" and self._modules.in_forward:
+            return "recomputation", module
+        return self._phase, module
+
+    def _claim(self, tensor: Any, category: str) -> None:
+        if not isinstance(tensor, torch.Tensor) or (birth := self._meter.birth(tensor)) is None:
+            return
+        known = self._claims.get(birth.number, category)
+        self._claims[birth.number] = min(known, category, key=_STRENGTH.index)
+
+    def _claim_held(self) -> None:
+        for category, tensors in held(self._engine).items():
+            for tensor in tensors:
+                self._claim(tensor, category)
+
+    def _claim_gradient(self, gradient: torch.Tensor) -> None:
+        self._claim(gradient, "gradients")
+
+    def _claim_handed(self, op: str, args: tuple[Any, ...]) -> None:
+        for bucket in buckets(self._engine):
+            self._claim(bucket, "zero_buckets")
+        tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+        if sum(tensor.numel() for tensor in tensors) <= _CONTROL_ELEMENTS:
+            return
+        for tensor in tensors:
+            self._claim(tensor, "gathered_parameters" if "gather" in op else "bucket_copies")
+
+    def points(self) -> list[dict[str, Any]]:
+        """Return the content of ``bench.record.MemoryPoint`` for init, forward, backward, step and peak.
+
+        They are those of the recorded step whose peak is highest.
+        """
+        peaks = [log.highest(0, moments["end"]) for log, moments in self._steps]
+        log, moments, peak = max(
+            ((log, moments, peak) for (log, moments), peak in zip(self._steps, peaks, strict=True)),
+            key=lambda step: sum(step[0].live(step[2]).values()),
+        )
+        step = log.highest(moments["backward"], moments["end"])
+        found = [self._point("init", "engine built", self._init)]
+        for name, moment, where in (
+            ("forward", moments["forward"], "end of forward"),
+            ("backward", moments["backward"], "end of backward"),
+            ("step", step, _where(log.newest(step))),
+            ("peak", peak, _where(log.newest(peak))),
+        ):
+            found.append(self._point(name, where, log.live(moment)))
+        return found
+
+    def _point(self, name: str, where: str, live: dict[Birth, int]) -> dict[str, Any]:
+        by_category: dict[str, int] = {}
+        for storage, size in live.items():
+            category = self._claims.get(storage.number) or self._by_birth(storage)
+            by_category[category] = by_category.get(category, 0) + size
+        return {"point": name, "where": where, "total_bytes": sum(live.values()), "bytes": by_category}
+
+    def _by_birth(self, storage: Birth) -> str:
+        if storage.phase == "step":
+            return "step_temporaries"
+        if not storage.module:
+            return "other"
+        head = self._modules.head
+        if head and (storage.module in (LOSS, head) or storage.module.startswith(f"{head}.")):
+            return "logits_loss"
+        return "backward_temporaries" if storage.phase == "backward" else "activations"
+
+
+def _nowhere() -> tuple[str, str]:
+    return "", ""
+
+
+def _where(newest: Birth | None) -> str:
+    if newest is None:
+        return "before the step"
+    return f"{newest.phase}: {newest.module}" if newest.module else newest.phase

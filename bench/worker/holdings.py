@@ -1,0 +1,120 @@
+"""The tensors that an engine holds, by what they are: read from the real objects, DeepSpeed's and DDP's.
+
+DeepSpeed's attributes are named as in 0.19.8 and, where they differ, as in older releases. An attribute that a release
+does not have holds nothing here; what it would have held then falls to another category.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+_STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__"
+_MASTERS = (
+    "single_partition_of_fp32_groups",  # stages 1 and 2, BF16_Optimizer's groups below
+    "fp32_partitioned_groups_flat",  # stage 3
+    "fp32_groups_flat_partition",
+    "fp32_groups",
+    "fp32_groups_flat",
+    "masters",  # DDPEngine
+)
+_BUCKETS = ("ipg_buckets", "ipg_buffer", f"{_STAGE_3}ipg_bucket_flat_buffer")
+_GRADIENTS = (
+    "averaged_gradients",
+    "all_grad_tensors",
+    "grads_in_partition",
+    "grad_partitions_flat_buffer",
+    f"{_STAGE_3}param_id_to_grad_partition",
+    "fp32_groups_gradients_flat",
+)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "buffer"):  # DeepSpeed's bucket of one dtype
+        yield from _tensors(value.buffer)
+
+
+def _attributes(owners: Iterable[Any], names: tuple[str, ...]) -> list[torch.Tensor]:
+    return [tensor for owner in owners for name in names for tensor in _tensors(getattr(owner, name, None))]
+
+
+def _owners(engine: Any) -> list[Any]:
+    """Return the objects that hold a rank's states: the engine, its optimizer wrapper, the optimizer itself."""
+    owners, owner = [engine], getattr(engine, "optimizer", None)
+    while owner is not None and all(owner is not other for other in owners):
+        owners.append(owner)
+        owner = getattr(owner, "optimizer", None)
+    return owners
+
+
+def _states(engine: Any) -> list[torch.Tensor]:
+    owners = _owners(engine)
+    found = _attributes(owners, _MASTERS)
+    for owner in owners:
+        state = getattr(owner, "state", None)
+        for param, values in state.items() if isinstance(state, dict) else ():
+            found += [*_tensors(param), *_tensors(values)]
+        groups = getattr(owner, "param_groups", None)
+        for group in groups if isinstance(groups, list) else ():
+            found += _tensors(group.get("params"))
+    return found
+
+
+def gradients(engine: Any) -> list[torch.Tensor]:
+    """Return the gradients that are held now: those of the parameters, and the wrapper's shards of them."""
+    of_params = [param.grad for param in engine.module.parameters() if param.grad is not None]
+    return of_params + _attributes(_owners(engine), _GRADIENTS)
+
+
+def buckets(engine: Any) -> list[torch.Tensor]:
+    """Return the buckets that exist now; at stages 1 and 2 they live only while gradients are reduced."""
+    return _attributes(_owners(engine), _BUCKETS)
+
+
+def held(engine: Any) -> dict[str, list[torch.Tensor]]:
+    """Return the tensors of every object that is known, by category."""
+    params = list(engine.module.parameters())
+    sharded = [param for param in params if hasattr(param, "ds_tensor")]
+    gathered = [param for param in sharded if not getattr(param, "ds_persist", False)]
+    return {
+        "parameters": [param.ds_tensor if hasattr(param, "ds_tensor") else param.data for param in params],
+        "persisted_parameters": [param.data for param in sharded if getattr(param, "ds_persist", False)],
+        "gathered_parameters": [param.data for param in gathered],
+        "optimizer_states": _states(engine),
+        "zero_buckets": buckets(engine),
+        "gradients": gradients(engine),
+    }
+
+
+def _numel(tensors: Iterable[torch.Tensor]) -> int:
+    """Sum the elements of ``tensors``, those that two of them share once."""
+    spans = {(tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()), tensor.numel()) for tensor in tensors}
+    reached: dict[int, int] = {}
+    total = 0
+    for storage, first, count in sorted(spans):
+        end = first + count
+        total += max(0, end - max(first, reached.get(storage, 0)))
+        reached[storage] = max(end, reached.get(storage, 0))
+    return total
+
+
+def shards(engine: Any) -> dict[str, int | None]:
+    """Return the content of ``bench.record.Shards``: elements really held, padding included."""
+    holdings = held(engine)
+    params, grads = holdings["parameters"], holdings["gradients"]
+    own = {param.untyped_storage().data_ptr() for param in params}
+    # In fp32 the optimizer updates the parameters themselves; a state without dimensions is Adam's step counter.
+    states = [state for state in holdings["optimizer_states"] if state.untyped_storage().data_ptr() not in own]
+    return {
+        "parameters": _numel(params),
+        "gradients": _numel(grads) if grads else None,
+        "optimizer_states": _numel(state for state in states if state.dim()),
+    }

@@ -1,0 +1,266 @@
+"""What each rank should hold, by category, at each point of a step: DeepSpeed 0.19 as its code has it. Pure arithmetic.
+
+The paper's table 1 (bench.zero.theory) has states only. Beside them stands what the code of DeepSpeed 0.19.8 and of
+bench.worker.ddp keeps: gradients whole or sharded at each point, buckets, gathered parameters, padding, the
+temporaries of the for-loop AdamW. A category without a formula is missing, never guessed. Symbols: psi parameters, N
+ranks, w bytes of an element of the model's dtype.
+"""
+
+from typing import Any
+
+from bench.cell import Cell
+from bench.models.activations import activation_bytes, logits_loss_bytes
+from bench.models.counts import ParamCount
+from bench.models.modules import tensor_sizes
+from bench.zero.stages import STRATEGIES
+from bench.zero.theory import BYTES_PER_ELEMENT
+
+# Every category that bench.worker.composition finds, in the order of the tables.
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_states",
+    "zero_buckets",
+    "bucket_copies",
+    "gathered_parameters",
+    "persisted_parameters",
+    "activations",
+    "logits_loss",
+    "backward_temporaries",
+    "step_temporaries",
+    "other",
+)
+POINTS = ("init", "forward", "backward", "step", "peak")
+
+# DeepSpeed 0.19's defaults (deepspeed/runtime/zero/config.py), in elements.
+_DEFAULTS = {
+    "reduce_bucket_size": 500_000_000,
+    "sub_group_size": 1_000_000_000,
+    "stage3_max_live_parameters": 1_000_000_000,
+    "stage3_param_persistence_threshold": 100_000,
+    "stage3_model_persistence_threshold": 2**63 - 1,
+    "contiguous_gradients": True,
+}
+# Stage 0 reduces in buckets of this many elements whatever is set (engine.py, MEMORY_OPT_ALLREDUCE_SIZE).
+_STAGE_0_BUCKET = 500_000_000
+_ALIGNMENT = 2  # stages 1 and 2 pad their flat group to a multiple of 2 N elements (nccl_start_alignment_factor)
+
+Bytes = dict[str, float]
+
+
+class _Rank:
+    """The sizes that the formulas share: one cell, seen from one rank."""
+
+    def __init__(self, cell: Cell, config: dict[str, Any], params: ParamCount, rank: int) -> None:
+        self.cell, self.config, self.rank = cell, config, rank
+        self.stage = STRATEGIES[cell.strategy].zero_stage
+        self.width = BYTES_PER_ELEMENT[cell.dtype]
+        self.ranks = cell.world_size
+        self.sizes = tensor_sizes(config) or [params.total]
+        self.known = tensor_sizes(config) is not None
+        self.total = params.total
+        self.flat = -(-self.total // (_ALIGNMENT * self.ranks)) * _ALIGNMENT * self.ranks
+        self.sharded = sum(-(-size // self.ranks) for size in self.sizes)  # stage 3 pads each tensor
+        self.batch = (cell.train_micro_batch_size_per_gpu, cell.seq_length)
+
+    def setting(self, name: str) -> int:
+        return int(self.cell.zero_optimization.get(name, _DEFAULTS[name]))
+
+    @property
+    def bucket(self) -> int:
+        """Bytes of the IPG bucket: ``reduce_bucket_size`` x w, if gradients are made contiguous."""
+        return self.setting("reduce_bucket_size") * self.width if self.setting("contiguous_gradients") else 0
+
+    @property
+    def overlap(self) -> bool:
+        return bool(self.cell.zero_optimization.get("overlap_comm", False))
+
+    @property
+    def losses(self) -> int:
+        """Bytes of the losses that the training loop keeps until the step ends, one fp32 number per micro-step."""
+        return 4 * self.cell.gradient_accumulation_steps
+
+    @property
+    def owned_gradients(self) -> int:
+        """Bytes of the whole gradients that touch this rank's partition (stage_1_and_2.get_flat_partition)."""
+        part = self.flat // self.ranks
+        first, last = self.rank * part, (self.rank + 1) * part
+        start = owned = 0
+        for size in self.sizes:
+            if start < last and start + size > first:
+                owned += size
+            start += size
+        return (owned + max(0, last - max(first, self.total))) * self.width
+
+    @property
+    def persisted(self) -> int:
+        """Bytes of the parameters that stage 3 keeps within a step, in module order up to the model's limit."""
+        threshold, left = (self.setting(f"stage3_{name}_persistence_threshold") for name in ("param", "model"))
+        kept = 0
+        for size in self.sizes:
+            if size <= threshold and kept + size <= left:
+                kept += size
+        return kept * self.width
+
+
+def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, rank: int = 0) -> Bytes:
+    """Return the expected bytes by category on ``rank`` at ``point`` (one of ``POINTS``).
+
+    ``peak`` is the highest of four moments: the gradients of the logits, the first gradient, the reduction, the step.
+    """
+    at = _Rank(cell, config, params, rank)
+    if at.stage == 3 and not at.known:
+        return {}
+    if point == "peak":
+        if not at.known or "activations" not in _saved(at, at_peak=True):
+            return {}
+        candidates = (_loss_backward(at), _first_gradient(at), _reduction(at), _step(at))
+        return max(candidates, key=lambda candidate: sum(candidate.values()))
+    found = _states(at, point) | _gradients(at, point)
+    if at.stage == 3:
+        found |= _stage_3(at, point)
+    if point == "forward":
+        found |= _saved(at, at_peak=False)
+    if point in ("backward", "step"):
+        found |= {"logits_loss": at.losses}
+    if at.stage in (1, 2):
+        found |= {"zero_buckets": _waiting_bucket(at, point)}
+    if point == "step":
+        found |= _temporaries(at)
+    return found
+
+
+def _states(at: _Rank, point: str) -> Bytes:
+    """Parameters and optimizer states.
+
+    16-bit: w psi and 12 psi, of which moments (8) exist from the first step on, but at stage 0, whose wrapper takes a
+    step when it is built. fp32: 4 psi and 8 psi, the parameters being their own master copy; stages 1 to 3 keep an fp32
+    copy of their shard besides (12 psi / N). Stages 1 and 2 divide the states by N, stage 3 the parameters too. Adam's
+    step counter is 4 bytes per tensor that it updates: each parameter at stage 0 and under DDP, the flat shard above.
+    """
+    shard = {1: at.flat // at.ranks, 2: at.flat // at.ranks, 3: at.sharded}.get(at.stage or 0, at.total)
+    own_master = bool(at.stage) or at.width == 2
+    moments_exist = point != "init" or (at.stage == 0 and at.width == 2)
+    groups = -(-shard // at.setting("sub_group_size")) if at.stage == 3 else 1 if at.stage else len(at.sizes)
+    counters = 4 * groups if at.stage or at.known else 0
+    states = 4 * shard * own_master + (8 * shard + counters) * moments_exist
+    held = {1: at.flat, 2: at.flat, 3: at.sharded}.get(at.stage or 0, at.total)
+    return {"parameters": held * at.width, "optimizer_states": states}
+
+
+def _gradients(at: _Rank, point: str) -> Bytes:
+    """Gradients held at ``point``.
+
+    DDP: its buckets, w psi, at all times (at init only C++ holds them: no figure), and while it accumulates as much
+    again: without synchronisation gradients are born outside the buckets. Stage 0: w psi from the first backward
+    of a step until its end. Stage 1: the same while it accumulates; when the last backward ends, what touches the
+    rank's partition. Stage 2: what touches the partition. Stage 3: a flat buffer of w psi / N at all times.
+    """
+    if at.stage == 3:
+        return {"gradients": at.sharded * at.width}
+    if at.stage is None:
+        twice = 2 if point == "forward" and at.cell.gradient_accumulation_steps > 1 else 1
+        return {} if point == "init" else {"gradients": at.total * at.width * twice}
+    if point == "init" or (point == "forward" and at.cell.gradient_accumulation_steps == 1):
+        return {"gradients": 0}
+    if at.stage and point == "step":
+        return {"gradients": 0}  # copied to fp32 and freed before the update
+    if at.stage == 0 or (at.stage == 1 and point == "forward"):
+        return {"gradients": at.total * at.width}
+    return {"gradients": at.owned_gradients} if at.known else {}
+
+
+def _waiting_bucket(at: _Rank, point: str) -> int:
+    """Stage 1 makes its bucket at the first gradient of a step and frees it when the last backward ends."""
+    accumulating = point == "forward" and at.cell.gradient_accumulation_steps > 1
+    return at.bucket if at.stage == 1 and accumulating else 0
+
+
+def _stage_3(at: _Rank, point: str) -> Bytes:
+    """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
+
+    At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
+    the output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
+    """
+    found: Bytes = {"zero_buckets": at.bucket}
+    gathered = point == "forward"
+    rest = at.total * at.width - at.persisted
+    live = max(at.setting("stage3_max_live_parameters"), max(at.sizes[0], at.sizes[-1])) * at.width
+    found["persisted_parameters"] = at.persisted if point in ("forward", "backward") else 0
+    found["gathered_parameters"] = min(rest, live) if gathered else 0
+    return found
+
+
+def _saved(at: _Rank, *, at_peak: bool) -> Bytes:
+    """Activations, logits and loss (bench.models.activations)."""
+    kept = activation_bytes(at.config, *at.batch, at.width, at.cell.activation_checkpointing)
+    logits = logits_loss_bytes(at.config, *at.batch, at_peak=at_peak)
+    if logits is not None:
+        logits += at.losses - 4  # those of the micro-steps before
+    return {name: float(size) for name, size in (("activations", kept), ("logits_loss", logits)) if size is not None}
+
+
+def _temporaries(at: _Rank) -> Bytes:
+    """Temporaries of the for-loop AdamW, whose update needs two fp32 tensors like the one it updates (8 B per element).
+
+    DDP and stage 0: 8 B x the largest tensor, and in 16-bit an fp32 copy of all gradients (4 psi). Stages 1 to 3: the
+    fp32 gradient of the shard, 4 B, and 8 B x the same; at stage 3 sub-group by sub-group. Norms are not in it.
+    """
+    if at.stage:
+        shard = min(at.sharded, at.setting("sub_group_size")) if at.stage == 3 else at.flat // at.ranks
+        return {"step_temporaries": 12 * shard}
+    if not at.known:
+        return {}
+    return {"step_temporaries": 8 * max(at.sizes) + (4 * at.total if at.width == 2 else 0)}
+
+
+def _step(at: _Rank) -> Bytes:
+    found = _states(at, "step") | _gradients(at, "step") | _temporaries(at) | {"logits_loss": at.losses}
+    return found | (_stage_3(at, "step") if at.stage == 3 else {})
+
+
+def _loss_backward(at: _Rank) -> Bytes:
+    """All activations, and the gradients of the logits."""
+    found = _states(at, "forward") | _gradients(at, "forward") | _saved(at, at_peak=True)
+    if at.stage in (1, 2):
+        found |= {"zero_buckets": _waiting_bucket(at, "forward")}
+    return found | (_stage_3(at, "forward") if at.stage == 3 else {})
+
+
+def _reduction(at: _Rank) -> Bytes:
+    """While gradients are reduced, after the last one is made.
+
+    Stage 0: all of them, w psi, and a flat copy of a bucket of 5e8 elements. Stage 1 without ``overlap_comm``: all of
+    them, and beside the bucket room for the rank's share; stage 2: its share. Where one bucket takes them all, they
+    are in it, and its flat copy beside. Stage 3: the bucket and the copy that is handed to reduce-scatter. DDP
+    reduces its buckets in place.
+    """
+    found = _states(at, "backward") | _gradients(at, "backward") | {"logits_loss": at.losses}
+    whole = at.total * at.width
+    if at.stage == 0:
+        found["bucket_copies"] = min(_STAGE_0_BUCKET, at.total) * at.width
+    elif at.stage == 3:
+        found |= _stage_3(at, "backward") | {"bucket_copies": min(at.bucket, whole)}
+    elif at.stage:
+        found["zero_buckets"] = at.bucket * (1 + at.overlap)
+        if at.bucket >= whole:
+            found |= {"gradients": 0, "bucket_copies": whole}
+        elif at.stage == 1 and not at.overlap:
+            found["gradients"] += whole
+    return found
+
+
+def _first_gradient(at: _Rank) -> Bytes:
+    """Stages 1 and 2 make their bucket at the first gradient, the output embedding's, with all activations still there.
+
+    At stage 2 the last rank, whose that gradient is, then makes room for its share, if the bucket is too small to wait.
+    """
+    if at.stage not in (1, 2):
+        return {}
+    found = _states(at, "backward") | _saved(at, at_peak=False)
+    room = at.owned_gradients if at.stage == 2 and at.rank == at.ranks - 1 and at.bucket < at.total * at.width else 0
+    return found | {
+        "logits_loss": at.losses,
+        "zero_buckets": at.bucket * (1 + at.overlap),
+        "gradients": room + at.sizes[-1] * at.width,
+    }
