@@ -115,18 +115,24 @@ def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
     return _blank(planned, repeat, device, "skipped", planned.skip_reason)
 
 
+def not_built(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:
+    """Return the row of a cell whose environment or compiled op could not be made."""
+    return _blank(planned, repeat, device, "build_error", reason)
+
+
 def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reason: str | None) -> Record:
     """Return the row without its metrics."""
     cell, params = planned.cell, planned.params
     return Record(
         cell_id=planned.cell_id,
         repeat=repeat,
-        label=cell.label,
+        label=planned.label,
         cell=cell,
         train_batch_size=cell.train_batch_size,
         num_params=params and params.total,
         status=status,
         reason=reason,
+        requested_stack=planned.stack,
         device=device,
         theory=params
         and Theory(

@@ -13,13 +13,14 @@ from rich.console import Console
 from bench import estimate
 from bench.environment import fingerprint, num_cores, resources
 from bench.errors import LaunchError, StoreError
-from bench.launch import deepspeed, extensions
+from bench.launch import deepspeed, extensions, isolated
 from bench.launch.processes import RUN_MARKER, kill_marked
-from bench.outcome import outcome, skipped
+from bench.outcome import not_built, outcome, skipped
 from bench.plan import PlannedCell, plan_file, select, unused_rules
 from bench.progress import MatrixProgress
 from bench.record import Launch, Record
 from bench.scenario import Scenario
+from bench.stacks import file_part, releases
 from bench.store import (
     MANIFEST_VERSION,
     locked,
@@ -42,7 +43,15 @@ class Job:
     @property
     def name(self) -> str:
         """The stem of its record, log and work folder."""
-        return record_name(self.planned.cell_id, self.repeat)
+        return record_name(self.planned.cell_id, self.repeat, self.planned.stack)
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where ranks of one stack start: the interpreter, and their environment variables."""
+
+    python: str
+    variables: dict[str, str]
 
 
 def _jobs(scenario: Scenario, cells: list[PlannedCell]) -> list[Job]:
@@ -77,16 +86,14 @@ def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: l
             "scenario_name": scenario_path.stem,
             "scenario_path": str(scenario_path),
             "scenario": scenario.model_dump(mode="json", exclude_none=True),
-            "cells": [{"cell_id": entry.cell_id, "label": entry.cell.label} for entry in cells],
+            "cells": [{"cell_id": entry.cell_id, "label": entry.label, "stack": entry.stack} for entry in cells],
             "environment": env,
             "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
         },
     )
 
 
-def _launch(
-    job: Job, scenario: Scenario, run: Path, env: dict[str, str], device: str, progress: MatrixProgress
-) -> Record:
+def _launch(job: Job, scenario: Scenario, run: Path, host: Host, device: str, progress: MatrixProgress) -> Record:
     cell = job.planned.cell
     work = run / "work" / job.name
     log = run / "logs" / f"{job.name}.log"
@@ -100,7 +107,8 @@ def _launch(
             "device": device,
         },
     )
-    argv = deepspeed.command(cell.world_size, device, work / "job.json")
+    argv = deepspeed.command(cell.world_size, device, work / "job.json", host.python)
+    env = host.variables
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with extensions.in_use(Path(env["TORCH_EXTENSIONS_DIR"])) if device == "cpu" else contextlib.nullcontext():
         ended = deepspeed.launch(argv, env, run=run, log=log, timeout_s=scenario.timeout_s, on_tick=progress.tick)
@@ -157,7 +165,7 @@ def run_matrix(
         _check_stack(run, env["stack"], leaving)
         if moved := supersede(run, leaving):
             console.print(f"{moved} earlier rows put aside in {run / 'superseded'}")
-        records = {record_name(r.cell_id, r.repeat): r for r in read_records(run)}
+        records = {record_name(r.cell_id, r.repeat, r.requested_stack): r for r in read_records(run)}
         pending = [job for job in jobs if not _settled(job, records)]
         supersede(run, {job.name for job in pending})
         _write_manifest(run, scenario_path, scenario, everything, env)
@@ -167,16 +175,21 @@ def run_matrix(
                 highlight=False,
             )
         launches = [job for job in pending if job.planned.skip_reason is None]
-        ranks_env = _prepare(run, env["stack"], offer.device, console) if launches else {}
+        hosts = {
+            stack: _prepare(run, stack, env["stack"], offer.device, console)
+            for stack in dict.fromkeys(job.planned.stack for job in launches)
+        }
         known = estimate.history(results, offer.device)
         expected = [estimate.seconds(job.planned, known) for job in launches]
         with MatrixProgress(console, expected) as progress:
             for job in pending:
                 if job.planned.skip_reason is not None:
                     record = skipped(job.planned, job.repeat, offer.device)
+                elif isinstance(host := hosts[job.planned.stack], str):
+                    record = not_built(job.planned, job.repeat, offer.device, host)
                 else:
-                    progress.begin(record_name(job.planned.cell.label, job.repeat))
-                    record = _launch(job, scenario, run, ranks_env, offer.device, progress)
+                    progress.begin(f"{job.planned.label}-r{job.repeat}")
+                    record = _launch(job, scenario, run, host, offer.device, progress)
                 # On disk before it is on the screen: a pipe that closed must not cost the row.
                 write_record(run, record)
                 records[job.name] = record
@@ -186,21 +199,49 @@ def run_matrix(
     return run, [records[job.name] for job in jobs]
 
 
-def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) -> dict[str, str]:
-    """Make sure that ranks can start, compile what DeepSpeed compiles, and return their environment."""
-    missing = [name for name in ("torch", "deepspeed", "transformers") if stack[name] is None]
+def _prepare(run: Path, stack: str | None, installed: dict[str, Any], device: str, console: Console) -> Host | str:
+    """Make sure that ranks of a stack can start, compile what DeepSpeed compiles, and return where they start.
+
+    For a requested stack that cannot be made, return the reason instead: other stacks go on.
+    """
+    versions = installed | releases(stack)
+    missing = [name for name in ("torch", "deepspeed", "transformers") if versions[name] is None]
     if missing:
         raise LaunchError(f"{', '.join(missing)} not installed for {sys.executable}: pip install 'zerostage[run]'")
     if sys.platform != "linux":
         raise LaunchError(f"cells run on Linux only (this is {sys.platform}); plan and report work here")
+    versions = {name: versions[name] for name in ("python", "torch", "deepspeed")}
+    if stack is None:
+        return _host(run, sys.executable, extensions.folder(versions), versions, device, "", console)
+    suffix = f"-{file_part(stack)}"
+    try:
+        if not isolated.is_made(stack):
+            console.print(f"set-up: making the environment {stack}, once, about a minute", highlight=False)
+        with console.status("installing"):
+            isolated.make(stack, run=run, log=run / "logs" / f"environment{suffix}.log")
+        python, folder = str(isolated.python(stack)), isolated.extensions(stack)
+        return _host(run, python, folder, versions, device, suffix, console)
+    except (isolated.BuildError, LaunchError) as error:
+        console.print(f"{stack}: {error}", highlight=False, markup=False)
+        return str(error)
+
+
+def _host(
+    run: Path,
+    python: str,
+    folder: Path,
+    versions: dict[str, object],
+    device: str,
+    suffix: str,
+    console: Console,
+) -> Host:
+    """Return where ranks under ``python`` start; on CPU the op is compiled into ``folder`` first."""
     if device != "cpu":
-        return deepspeed.environment(device, None)
-    versions = {name: stack[name] for name in ("python", "torch", "deepspeed")}
-    folder = extensions.folder(versions)
-    env = deepspeed.environment(device, folder)
-    argv = [sys.executable, "-m", "bench.worker.prebuild"]
+        return Host(python, deepspeed.environment(device, None if python == sys.executable else folder, python))
+    env = deepspeed.environment(device, folder, python)
     if not extensions.is_built(folder, versions):
         console.print("set-up: compiling DeepSpeed's C++ op, once per environment, about a minute")
     with console.status("compiling"):
-        extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / "setup.log")
-    return env
+        argv = [python, "-m", "bench.worker.prebuild"]
+        extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / f"setup{suffix}.log")
+    return Host(python, env)
