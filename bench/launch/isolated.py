@@ -8,7 +8,6 @@ made once per machine; only its stamp, written last, makes it one.
 As a program (``python -m bench.launch.isolated FOLDER REQUIREMENT...``) this makes the environment.
 """
 
-import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
@@ -34,7 +33,7 @@ class BuildError(Exception):
 
 
 def folder(stack: str) -> Path:
-    """Return where the environment of ``stack`` lies: one per requested releases, and per environment that is shared."""
+    """Return where the environment of ``stack`` lies; each environment that shares its packages has its own."""
     identity = json.dumps([stack, sys.prefix, platform.python_version(), _torch()])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
@@ -98,15 +97,19 @@ def _shared_folders() -> list[str]:
     return [folder for folder in folders if Path(folder).is_dir()]
 
 
-def _call(*argv: str | Path, lock: int) -> str:
+def _call(*argv: str | Path, lock: int) -> None:
     # The lock is handed down: it is held for as long as pip lives, should this process be killed alone.
-    done = subprocess.run(
-        [str(part) for part in argv], pass_fds=(lock,), stdout=subprocess.PIPE, text=True, check=False
-    )
-    print(done.stdout, end="", flush=True)
+    done = subprocess.run([str(part) for part in argv], pass_fds=(lock,), check=False)
     if done.returncode:
         sys.exit(done.returncode)
-    return done.stdout
+
+
+def _versions(interpreter: Path, names: list[str]) -> dict[str, str]:
+    """Return the versions that a program of this interpreter would find."""
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    done = subprocess.run([str(interpreter), "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
 
 
 def _build(target: Path, requirements: list[str], lock: int) -> None:
@@ -124,9 +127,7 @@ def _build(target: Path, requirements: list[str], lock: int) -> None:
     _call(*install, "setuptools>=70.1", "wheel", lock=lock)
     _call(*install, "--no-build-isolation", *requirements, lock=lock)
     wanted = releases(" ".join(requirements)) | {"torch": _torch()}
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {list(wanted)}}}))"
-    found = json.loads(_call(interpreter, "-c", code, lock=lock))
-    if found != wanted:
+    if (found := _versions(interpreter, list(wanted))) != wanted:
         sys.exit(f"ERROR: asked for {wanted}, its interpreter finds {found}; is another one on PYTHONPATH?")
     (target / _STAMP).write_text(json.dumps(found))
 
@@ -134,12 +135,10 @@ def _build(target: Path, requirements: list[str], lock: int) -> None:
 def main(target: Path, requirements: list[str]) -> None:
     """Make the environment in ``target``, or wait for another process that does."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.with_suffix(".lock").open("w") as lock:
+    with target.with_name(f"{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with contextlib.suppress(FileNotFoundError):
-            (target / _STAMP).stat()
-            return
-        _build(target, requirements, lock.fileno())
+        if not (target / _STAMP).is_file():
+            _build(target, requirements, lock.fileno())
 
 
 if __name__ == "__main__":
