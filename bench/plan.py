@@ -49,13 +49,14 @@ class PlannedCell(BaseModel):
 
         A cell's id matches it in all its stacks, ``<id>/<stack>`` in one; no stack is called ``installed``.
         """
+        if self.cell.matches(glob):
+            return True
+        if self.stack is None and not glob.endswith(INSTALLED):
+            return False  # '*d*' would find the word in every cell
         stack = self.stack or INSTALLED
         names = (f"{self.cell_id}/{stack}", f"{self.cell.label}/{stack}")
-        return (
-            self.cell.matches(glob)
-            or any(fnmatchcase(name, glob) for name in names)
-            or fnmatchcase(f"/{self.cell.label}/{stack}/", f"*/{glob}/*")
-        )
+        inside = fnmatchcase(f"/{self.cell.label}/{stack}/", f"*/{glob}/*")
+        return inside or any(fnmatchcase(name, glob) for name in names)
 
 
 class Resources(BaseModel):
