@@ -26,6 +26,7 @@ from bench.record import (
 )
 from bench.status import judge_launch
 from bench.validity.examine import examine
+from bench.validity.settings import other_releases
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
 
 # A flag, a norm, an overflow bit: collectives this small steer the step, they carry no model data.
@@ -174,6 +175,7 @@ def outcome(
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, ranks, device, result["num_threads"], num_cores)
     findings = examine(cell, result, losses, params.total if params else None)
+    findings += other_releases(planned.stack, result["stack"])
     return record.model_copy(
         update={
             "num_params": result["num_params"],

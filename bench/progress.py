@@ -91,8 +91,8 @@ class MatrixProgress:
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""
-        if record.status == "skipped":
-            self.say(f"skipped: {record.label}: {record.reason}")
+        if record.launch is None:  # skipped, or its environment could not be made
+            self.say(f"{record.status}: {record.label}: {record.reason}")
             return
         self.spent_s.append(time.monotonic() - self.started)
         number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"

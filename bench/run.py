@@ -174,11 +174,12 @@ def run_matrix(
                 f"{done} of {len(jobs)} rows are there already in {run}; {len(pending)} to go",
                 highlight=False,
             )
-        launches = [job for job in pending if job.planned.skip_reason is None]
+        wanted = [job for job in pending if job.planned.skip_reason is None]
         hosts = {
             stack: _prepare(run, stack, env["stack"], offer.device, console)
-            for stack in dict.fromkeys(job.planned.stack for job in launches)
+            for stack in dict.fromkeys(job.planned.stack for job in wanted)
         }
+        launches = [job for job in wanted if isinstance(hosts[job.planned.stack], Host)]
         known = estimate.history(results, offer.device)
         expected = [estimate.seconds(job.planned, known) for job in launches]
         with MatrixProgress(console, expected) as progress:
@@ -214,15 +215,17 @@ def _prepare(run: Path, stack: str | None, installed: dict[str, Any], device: st
     if stack is None:
         return _host(run, sys.executable, extensions.folder(versions), versions, device, "", console)
     suffix = f"-{file_part(stack)}"
+    log = run / "logs" / f"environment{suffix}.log"
     try:
         if not isolated.is_made(stack):
             console.print(f"set-up: making the environment {stack}, once, about a minute", highlight=False)
         with console.status("installing"):
-            isolated.make(stack, run=run, log=run / "logs" / f"environment{suffix}.log")
+            isolated.make(stack, run=run, log=log)
         python, folder = str(isolated.python(stack)), isolated.extensions(stack)
         return _host(run, python, folder, versions, device, suffix, console)
-    except (isolated.BuildError, LaunchError) as error:
-        console.print(f"{stack}: {error}", highlight=False, markup=False)
+    except isolated.BuildError as error:
+        return f"{error}; see logs/{log.name}"
+    except LaunchError as error:
         return str(error)
 
 

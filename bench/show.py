@@ -38,6 +38,8 @@ def _statuses(run: Path) -> dict[str, str]:
 
 def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: int, console: Console) -> None:
     """Print every cell with its prediction and, where it is skipped, the reason; then counts and time."""
+    from bench.launch import isolated
+
     offer = resources(cpu_slots)
     scenario, planned = plan_file(scenario_path, offer)
     chosen = select(planned, only)
@@ -63,6 +65,10 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
         f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
         highlight=False,
     )
+    to_make = [s for s in dict.fromkeys(entry.stack for entry in launched) if s and not isolated.is_made(s)]
+    if to_make:
+        text = f"environments to make first, about a minute each, and once: {', '.join(to_make)}"
+        console.print(text, highlight=False, markup=False)
     for note in unused_rules(scenario):
         console.print(f"note: {note}", highlight=False, markup=False)
 
@@ -185,12 +191,13 @@ def show_rerun(run: Path, name: str) -> None:
     if run.resolve().name != manifest["scenario_name"]:
         raise StoreError(f"{run}: the folder was renamed; its rows are written to '{manifest['scenario_name']}'")
     wanted = re.sub(r"-r\d+$", "", name)  # as the lines of a run and the names of its files have it
-    stacks = {key[1] for key in map(_key, manifest["cells"])}
-    found = [
-        cell["cell_id"] if stacks == {None} else f"{cell['cell_id']}/{cell.get('stack') or INSTALLED}"
-        for cell in manifest["cells"]
-        if wanted in (cell["cell_id"], cell["label"], row_name(*_key(cell)))
-    ]
+    stacked = any(cell.get("stack") for cell in manifest["cells"])
+    found = []
+    for cell in manifest["cells"]:
+        key, stack = _key(cell)
+        full = f"{key}/{stack or INSTALLED}"
+        if wanted in (key, cell["label"], row_name(key, stack), full):
+            found.append(full if stacked else key)
     if len(found) == 1:
         argv = ["zerostage", "run", manifest["scenario_path"], "--only", found[0], "--fresh"]
         print(shlex.join([*argv, "--results", str(run.parent)]))

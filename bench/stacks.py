@@ -48,6 +48,12 @@ def releases(stack: str | None) -> dict[str, str]:
     return dict(requirement.split("==") for requirement in (stack or "").split())
 
 
+def is_release(found: str, asked: str) -> bool:
+    """Whether version ``found`` is the one ``asked`` for, as pip has it: 0.18 is 0.18.0, and 2.6.0 also 2.6.0+cpu."""
+    public = found if "+" in asked else found.split("+")[0]
+    return re.sub(r"(\.0)+$", "", public) == re.sub(r"(\.0)+$", "", asked)
+
+
 def file_part(stack: str) -> str:
     """Return ``stack`` as a part of a file name: ``deepspeed-0.17.5``."""
     return re.sub(r"==| ", "-", stack)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.launch.deepspeed import launch
-from bench.stacks import file_part, releases
+from bench.stacks import file_part, is_release, releases
 
 BUILD_TIMEOUT_S = 1200.0
 _STAMP = "zerostage.json"
@@ -87,8 +87,11 @@ def _reason(log: Path) -> str:
     return reason
 
 
-def _torch() -> str:
-    return importlib.metadata.version("torch")
+def _torch() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None  # `plan` works without
 
 
 def _shared_folders() -> list[str]:
@@ -125,9 +128,12 @@ def _build(target: Path, requirements: list[str], lock: int) -> None:
     install = (interpreter, "-m", "pip", "install", "--constraint", pinned)
     # deepspeed is published as source only; it is built here and not in a pip sandbox, which would download a torch.
     _call(*install, "setuptools>=70.1", "wheel", lock=lock)
-    _call(*install, "--no-build-isolation", *requirements, lock=lock)
-    wanted = releases(" ".join(requirements)) | {"torch": _torch()}
-    if (found := _versions(interpreter, list(wanted))) != wanted:
+    # In here even where the same release is shared, which may be another tomorrow; then what it needs and is not there.
+    _call(*install, "--no-build-isolation", "--no-deps", "--ignore-installed", *requirements, lock=lock)
+    _call(*install, *requirements, lock=lock)
+    wanted = releases(" ".join(requirements)) | {"torch": str(_torch())}
+    found = _versions(interpreter, list(wanted))
+    if not all(is_release(found[name], version) for name, version in wanted.items()):
         sys.exit(f"ERROR: asked for {wanted}, its interpreter finds {found}; is another one on PYTHONPATH?")
     (target / _STAMP).write_text(json.dumps(found))
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from bench.cell import Cell
 from bench.record import Finding
+from bench.stacks import is_release, releases
 from bench.zero.stages import STRATEGIES
 
 
@@ -25,4 +26,17 @@ def differences(cell: Cell, effective: dict[str, Any]) -> list[Finding]:
         )
         for key, value in asked.items()
         if key in effective and effective[key] != value
+    ]
+
+
+def other_releases(requested: str | None, stack: dict[str, str]) -> list[Finding]:
+    """Return a finding for every package whose requested release is not the one that the ranks imported."""
+    return [
+        Finding(
+            check="requested stack",
+            verdict="suspect",
+            text=f"asked for {package} {version}, the ranks ran {stack.get(package)}",
+        )
+        for package, version in releases(requested).items()
+        if not is_release(stack.get(package, ""), version)
     ]
