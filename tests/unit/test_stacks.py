@@ -117,6 +117,7 @@ def run_folder(tmp_path: Path, entries: list[PlannedCell], stacks: bool = True) 
         ("ID-r3", None),
         ("LABEL/deepspeed==0.17.5-r0", "ID/deepspeed==0.17.5"),
         ("LABEL-r0", "ID/installed"),
+        ("ID/installed", "ID/installed"),
         (f"LABEL/{OLD}", f"'ID/{OLD}'"),
     ],
 )
@@ -131,9 +132,8 @@ def test_rerun_names_one_stack_of_a_cell(
         return text.replace("ID", cell.cell_id).replace("LABEL", cell.cell.label)
 
     if only is None:
-        with pytest.raises(
-            StoreError, match=f"3 cells are called .*{cell.cell_id}/installed, {cell.cell_id}/deepspeed"
-        ):
+        known = f"{cell.cell_id}/installed, {cell.cell_id}/deepspeed==0.17.5, {cell.cell_id}/{OLD}"
+        with pytest.raises(StoreError, match=f"3 cells are called .* name one by its id: {known}$"):
             show_rerun(run, filled(name))
     else:
         show_rerun(run, filled(name))
