@@ -67,7 +67,7 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
     )
     to_make = [s for s in dict.fromkeys(entry.stack for entry in launched) if s and not isolated.is_made(s)]
     if to_make:
-        text = f"environments to make first, about a minute each, and once: {', '.join(to_make)}"
+        text = f"environments to make first, once, about two minutes each: {', '.join(to_make)}"
         console.print(text, highlight=False, markup=False)
     for note in unused_rules(scenario):
         console.print(f"note: {note}", highlight=False, markup=False)
