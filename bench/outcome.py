@@ -33,6 +33,7 @@ from bench.validity import traffic
 from bench.validity.examine import examine
 from bench.validity.log import memory_pressure
 from bench.validity.ranks import clock
+from bench.validity.settings import other_releases
 from bench.zero.memory import predict
 from bench.zero.practice import CONTROL_ELEMENTS, holds_for, practice
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
@@ -140,8 +141,8 @@ def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
     return _blank(planned, repeat, device, "skipped", planned.skip_reason)
 
 
-def unbuilt(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:
-    """Return the row of a cell that was not launched, as an op that it needs could not be compiled."""
+def not_built(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:
+    """Return the row of a cell whose environment or compiled op could not be made."""
     return _blank(planned, repeat, device, "build_error", reason)
 
 
@@ -151,12 +152,13 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
     return Record(
         cell_id=planned.cell_id,
         repeat=repeat,
-        label=cell.label,
+        label=planned.label,
         cell=cell,
         train_batch_size=cell.train_batch_size,
         num_params=params and params.total,
         status=status,
         reason=reason,
+        requested_stack=planned.stack,
         device=device,
         theory=params
         and Theory(
@@ -220,6 +222,7 @@ def outcome(
     compared, findings = examine(cell, result, losses, params.total if params else None, references)
     findings += traffic.differences(counted, expected)
     findings += memory_pressure(text)
+    findings += other_releases(planned.stack, result["stack"])
     return record.model_copy(
         update={
             "num_params": result["num_params"],
