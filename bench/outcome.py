@@ -29,11 +29,8 @@ from bench.record import (
     verdict,
 )
 from bench.status import judge_launch
-from bench.validity import traffic
-from bench.validity.examine import examine
-from bench.validity.log import memory_pressure
+from bench.validity.examine import Evidence, examine
 from bench.validity.ranks import clock
-from bench.validity.settings import other_releases
 from bench.zero.memory import predict
 from bench.zero.practice import CONTROL_ELEMENTS, holds_for, practice
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
@@ -194,7 +191,7 @@ def outcome(
     ``references``: what `bench.references.find` has for the cell. ``stacks`` and ``oom_kills``: what
     bench.launch.witness saw.
     """
-    cell, params = planned.cell, planned.params
+    cell = planned.cell
     text = _text(log)
     status, reason, failure = judge_launch(
         work,
@@ -219,10 +216,9 @@ def outcome(
     timing = _timing(cell, result, device, num_cores)
     counted = comm([rank["collectives"] for rank in ranks], all(rank["steady"] for rank in ranks), result["backend"])
     expected = practice(cell, planned.config, result["backend"]) if holds_for(result["stack"], cell.strategy) else None
-    compared, findings = examine(cell, result, losses, params.total if params else None, references)
-    findings += traffic.differences(counted, expected)
-    findings += memory_pressure(text)
-    findings += other_releases(planned.stack, result["stack"])
+    memory = _memory(result["memory_kind"], planned, ranks)
+    evidence = Evidence(losses, references, comm=counted, practice=expected, memory=memory, log=text)
+    compared, findings = examine(planned, result, evidence)
     return record.model_copy(
         update={
             "num_params": result["num_params"],
@@ -236,7 +232,7 @@ def outcome(
             "effective": result["effective"],
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
-            "memory": _memory(result["memory_kind"], planned, ranks),
+            "memory": memory,
             "comm": counted,
             "practice": expected,
             "losses": losses,
