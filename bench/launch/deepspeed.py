@@ -15,6 +15,7 @@ from bench.environment import gpus
 from bench.errors import StoreError
 from bench.hang import RankStack
 from bench.launch.processes import LAUNCH_MARKER, RUN_MARKER, kill_marked
+from bench.launch.shared_memory import remove_buffers
 from bench.launch.witness import kills_between, oom_kills, rank_stacks
 
 
@@ -126,4 +127,7 @@ def launch(
             kill_marked(LAUNCH_MARKER, launch_id)
             if process is not None:
                 process.wait()
+            for argument in argv:
+                if argument.startswith("--master_port="):
+                    remove_buffers(argument.removeprefix("--master_port="))
     return Exit(status, time.monotonic() - started, stacks, kills_between(kills, oom_kills()))

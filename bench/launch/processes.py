@@ -9,6 +9,8 @@ import time
 
 import psutil
 
+from bench.launch.shared_memory import remove_buffers
+
 RUN_MARKER = "ZEROSTAGE_RUN"  # the run folder: all launches of all runners that ever wrote there
 LAUNCH_MARKER = "ZEROSTAGE_LAUNCH"  # one launch
 
@@ -26,17 +28,24 @@ def marked(name: str, value: str) -> list[psutil.Process]:
 def kill_marked(name: str, value: str) -> int:
     """Kill every process that carries the marker, and those they start meanwhile; return how many there were.
 
+    Shared memory that they leave goes with them.
+
     Raises:
         RuntimeError: some are still alive after 10 s (stuck in the kernel).
     """
     killed: set[int] = set()
+    ports: set[str] = set()
     deadline = time.monotonic() + 10
     while alive := marked(name, value):
         if time.monotonic() > deadline:
             raise RuntimeError(f"cannot end processes {[process.pid for process in alive]}")
         for process in alive:
+            with contextlib.suppress(psutil.Error, OSError, KeyError):
+                ports.add(process.environ()["MASTER_PORT"])
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
                 killed.add(process.pid)
         psutil.wait_procs(alive, timeout=1)
+    for port in ports:
+        remove_buffers(port)
     return len(killed)

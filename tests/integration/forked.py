@@ -52,6 +52,7 @@ class Ranks:
     def __exit__(self, *exc):
         self.server.stdin.close()
         self.server.wait(timeout=60)
+        self.server.stdout.close()
         self.folder.cleanup()
 
     def request(self, module, path, world_size, log, fault=None):

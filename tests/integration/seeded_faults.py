@@ -299,19 +299,16 @@ def the_meter_starts_after_the_model():
     engine.build_engine = build
 
 
-def the_peak_is_reset_inside_the_step():
+def the_peak_is_reset_before_it_is_read():
     real, meters = loop.train_step, []
     enter = memory.StorageMeter.__enter__
     memory.StorageMeter.__enter__ = lambda self: (meters.append(self), enter(self))[1]
 
-    def step(built, batches, enter_phase=loop._no_phase):
-        def phase(name):
-            enter_phase(name)
-            if name == "step":
-                for meter in meters:
-                    meter.reset_peak()
-
-        return real(built, batches, phase)
+    def step(*args):
+        loss = real(*args)
+        for meter in meters:
+            meter.reset_peak()
+        return loss
 
     loop.train_step = step
 

@@ -24,6 +24,7 @@ def shards(parameters: int, gradients: int | None, optimizer_states: int, n: int
         ("ddp", (PSI, PSI, 3 * PSI)),
         ("z0", (PSI, None, 3 * PSI)),
         ("z1", (PSI, PSI, 3 * PSI // 4)),
+        ("z1", (PSI, PSI // 4, 3 * PSI // 4)),
         ("z2", (PSI, PSI // 4, 3 * PSI // 4 + 6)),
         ("z3", (PSI // 4 + 2, PSI // 4 + 2, 3 * PSI // 4 + 6)),
     ],

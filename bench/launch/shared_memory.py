@@ -1,0 +1,21 @@
+"""What DeepSpeed's CPU collective leaves in shared memory: 66 MiB per rank and launch, until the machine is full.
+
+Its C++ op (csrc/cpu/comm/shm.cpp, 0.19.8) makes ``deepspeed_allreduce_buffer_<uid>_<address>_<port>_<rank>`` in
+/dev/shm when ranks of one machine meet, and unlinks nothing when they end. The port is the launch's own, so are they.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+_FOLDER = Path("/dev/shm")
+
+
+def remove_buffers(port: int | str, folder: Path = _FOLDER) -> int:
+    """Remove what the ranks of the launch with this master port have left; return how many files that was."""
+    removed = 0
+    for file in folder.glob(f"deepspeed_allreduce_buffer_{os.getuid()}_*_{port}_*"):
+        with contextlib.suppress(OSError):
+            file.unlink()
+            removed += 1
+    return removed

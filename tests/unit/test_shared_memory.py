@@ -1,0 +1,19 @@
+import os
+from pathlib import Path
+
+from bench.launch.shared_memory import remove_buffers
+
+
+def test_only_the_buffers_of_that_launch_are_removed(tmp_path: Path) -> None:
+    mine = [f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_29511_{rank}" for rank in range(2)]
+    others = [
+        f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_2951_0",
+        f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_129511_0",
+        f"deepspeed_allreduce_buffer_{os.getuid() + 1}_127.0.0.1_29511_0",
+        "something_else_29511_0",
+    ]
+    for name in mine + others:
+        (tmp_path / name).touch()
+    assert remove_buffers(29511, tmp_path) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+    assert remove_buffers(29511, tmp_path / "nowhere") == 0
