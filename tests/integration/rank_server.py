@@ -92,7 +92,7 @@ def main():
 
     import bench.worker.main
     import bench.worker.prebuild
-    import bench.worker.reference  # noqa: F401
+    import bench.worker.reference
 
     # Loaded before the fork, the op needs no lock in the ranks, which a rank that is killed would leave behind.
     bench.worker.prebuild.main()

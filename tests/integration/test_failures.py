@@ -1,5 +1,7 @@
 """Every kind of failure, for real: a failed cell is a row with its reason, and the matrix goes on."""
 
+from pathlib import Path
+
 import pytest
 from conftest import zerostage
 
@@ -15,6 +17,8 @@ def measure(path, fault=None):
     done = zerostage("run", path, "--results", runs, fault=fault)
     (record,) = read_records(runs / path.stem)
     assert marked(RUN_MARKER, str((runs / path.stem).resolve())) == []
+    (port,) = [word.split("=")[1] for word in record.launch.command if word.startswith("--master_port=")]
+    assert list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*")) == []
     return done, record
 
 
