@@ -12,13 +12,13 @@ import torch
 class StepTimes:
     """One entry per step. ``thread_cpu_s`` is CPU time of the thread that drives the step.
 
-    ``pass_wall_s`` is the wall time of the whole timed pass by a clock of its own, less the making of batches: what
-    the steps do not account for, the clock around them has missed.
+    ``witness_s`` is the sum of the same steps by a clock of its own that waits for the device by itself: what it has
+    more, the clock around the steps has missed.
     """
 
     wall_s: list[float] = field(default_factory=list)
     thread_cpu_s: list[float] = field(default_factory=list)
-    pass_wall_s: float = 0.0
+    witness_s: float = 0.0
 
 
 def synchronize(device: torch.device) -> None:

@@ -116,7 +116,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         "steady": counted.steady,
         "step_times_s": times.wall_s,
         "step_thread_cpu_s": times.thread_cpu_s,
-        "timed_pass_wall_s": times.pass_wall_s,
+        "witness_s": times.witness_s,
         "losses": loop.losses,
     }
     ranks: list[Any] = [None] * cell.world_size

@@ -224,6 +224,7 @@ def the_clock_does_not_wait_for_the_device():
     real_step, queue = loop.train_step, []
 
     def queued(*args):
+        wait(None)  # one stream: a step begins when the one before has ended
         thread = threading.Thread(target=lambda: real_step(*args))
         thread.start()
         queue.append(thread)
@@ -245,8 +246,8 @@ def the_clock_does_not_wait_for_the_device():
 def traffic_of_the_step_before_is_counted_too():
     real, events = comm.CollectiveRecorder.__init__, []
 
-    def init(self):
-        real(self)
+    def init(self, *args):
+        real(self, *args)
         self.events = events
 
     comm.CollectiveRecorder.__init__ = init
@@ -276,16 +277,16 @@ def a_collective_too_many():
 def the_meter_starts_after_the_model():
     real = memory.StorageMeter.__init__
 
-    def init(self):
-        real(self)
+    def init(self, *args):
+        real(self, *args)
         self._late = True
 
     enter, see = memory.StorageMeter.__enter__, memory.StorageMeter._see
     memory.StorageMeter.__init__ = init
 
-    def watch(self, storage):
+    def watch(self, *args):
         if not getattr(self, "_late", False):
-            see(self, storage)
+            see(self, *args)
 
     def build(cell, module):
         built = real_build(cell, module)

@@ -56,7 +56,7 @@ def rank(number: int = 0, **changes: Any) -> dict[str, Any]:
         "applied": [{"squares": 0.5, "num_elements": 157_984}] * 3,
         "skipped_in_settling": 0,
         "shards": {"parameters": 315_968, "gradients": 157_984, "optimizer_states": 3 * 157_984},
-        "timed_pass_wall_s": 7.0,
+        "witness_s": 7.0,
         "memory": {
             "init_peak_bytes": 10,
             "steady_bytes": 20,

@@ -72,7 +72,7 @@ def rank(number: int, **changes: Any) -> dict[str, Any]:
         "optimizer_steps": 18,
         "collectives": [{"num_bytes": 10, "count": 3}],
         "step_times_s": [1.0, 1.0],
-        "timed_pass_wall_s": 2.1,
+        "witness_s": 2.1,
     } | changes
 
 
@@ -110,7 +110,7 @@ def test_a_step_driven_but_not_taken_is_invalid() -> None:
 
 @pytest.mark.parametrize(("walls", "doubted"), [((2.1, 2.1), False), ((2.1, 9.0), False), ((4.0, 5.0), True)])
 def test_time_that_no_rank_accounts_for_is_named(walls: tuple[float, float], doubted: bool) -> None:
-    found = [rank(number, timed_pass_wall_s=wall) for number, wall in enumerate(walls)]
+    found = [rank(number, witness_s=wall) for number, wall in enumerate(walls)]
     assert bool(ranks.clock(cell("z1", n=2), {"ranks": found})) is doubted
 
 
