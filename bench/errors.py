@@ -25,7 +25,7 @@ class LaunchError(BenchError):
 
 
 class BuildError(LaunchError):
-    """An op that DeepSpeed compiles could not be compiled; cells that do without it can still run."""
+    """An isolated environment, or an op that DeepSpeed compiles, could not be made; what does without it still runs."""
 
 
 def nearest(word: object, valid: Iterable[str]) -> str:

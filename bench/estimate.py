@@ -17,9 +17,9 @@ ASSUMED_TFLOPS = {"cpu": 0.01, "cuda": 50.0}
 
 @dataclass(frozen=True)
 class History:
-    """Wall seconds of finished launches by cell, and the typical start-up and rate (by dtype) that they show."""
+    """Wall seconds of finished launches by cell and stack; typical start-up and rate (by dtype) that they show."""
 
-    wall_s: dict[str, float]
+    wall_s: dict[tuple[str, str | None], float]
     launch_s: float
     tflops: dict[str, float]
     device: str
@@ -33,7 +33,7 @@ def history(results: Path, device: str) -> History:
             records += [r for r in read_records(run.parent) if r.status == "completed" and r.device == device]
         except StoreError:
             continue
-    walls = {r.cell_id: r.launch.wall_time_s for r in records if r.launch}
+    walls = {(r.cell_id, r.requested_stack): r.launch.wall_time_s for r in records if r.launch}
     starts: list[float] = []
     rates: dict[str, list[float]] = {}
     for record in records:
@@ -53,8 +53,8 @@ def history(results: Path, device: str) -> History:
 def seconds(planned: PlannedCell, known: History) -> float:
     """Return the expected wall time of one launch of a cell, in seconds."""
     cell = planned.cell
-    if planned.cell_id in known.wall_s:
-        return known.wall_s[planned.cell_id]
+    if (wall_s := known.wall_s.get((planned.cell_id, planned.stack))) is not None:
+        return wall_s
     flops = (flops_per_token(planned.config, cell.seq_length) or 0.0) * cell.seq_length * cell.train_batch_size
     tflops = known.tflops.get(cell.dtype, ASSUMED_TFLOPS[known.device])
     return known.launch_s + cell.total_steps * flops / cell.world_size / (tflops * 1e12)

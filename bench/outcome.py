@@ -29,9 +29,7 @@ from bench.record import (
     verdict,
 )
 from bench.status import judge_launch
-from bench.validity import traffic
-from bench.validity.examine import examine
-from bench.validity.log import memory_pressure
+from bench.validity.examine import Evidence, examine
 from bench.validity.ranks import clock
 from bench.zero.memory import predict
 from bench.zero.practice import CONTROL_ELEMENTS, holds_for, practice
@@ -140,8 +138,8 @@ def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
     return _blank(planned, repeat, device, "skipped", planned.skip_reason)
 
 
-def unbuilt(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:
-    """Return the row of a cell that was not launched, as an op that it needs could not be compiled."""
+def not_built(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:
+    """Return the row of a cell whose environment or compiled op could not be made."""
     return _blank(planned, repeat, device, "build_error", reason)
 
 
@@ -151,12 +149,13 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
     return Record(
         cell_id=planned.cell_id,
         repeat=repeat,
-        label=cell.label,
+        label=planned.label,
         cell=cell,
         train_batch_size=cell.train_batch_size,
         num_params=params and params.total,
         status=status,
         reason=reason,
+        requested_stack=planned.stack,
         device=device,
         theory=params
         and Theory(
@@ -192,7 +191,7 @@ def outcome(
     ``references``: what `bench.references.find` has for the cell. ``stacks`` and ``oom_kills``: what
     bench.launch.witness saw.
     """
-    cell, params = planned.cell, planned.params
+    cell = planned.cell
     text = _text(log)
     status, reason, failure = judge_launch(
         work,
@@ -217,9 +216,9 @@ def outcome(
     timing = _timing(cell, result, device, num_cores)
     counted = comm([rank["collectives"] for rank in ranks], all(rank["steady"] for rank in ranks), result["backend"])
     expected = practice(cell, planned.config, result["backend"]) if holds_for(result["stack"], cell.strategy) else None
-    compared, findings = examine(cell, result, losses, params.total if params else None, references)
-    findings += traffic.differences(counted, expected)
-    findings += memory_pressure(text)
+    memory = _memory(result["memory_kind"], planned, ranks)
+    evidence = Evidence(losses, references, comm=counted, practice=expected, memory=memory, log=text)
+    compared, findings = examine(planned, result, evidence)
     return record.model_copy(
         update={
             "num_params": result["num_params"],
@@ -233,7 +232,7 @@ def outcome(
             "effective": result["effective"],
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
-            "memory": _memory(result["memory_kind"], planned, ranks),
+            "memory": memory,
             "comm": counted,
             "practice": expected,
             "losses": losses,

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bench.errors import ScenarioError
 from bench.models.catalog import load_config
 from bench.models.counts import ParamCount, count_params
 from bench.scenario import Rule, Scenario, load_scenario
+from bench.stacks import INSTALLED
 from bench.zero.stages import zero_keys
 from bench.zero.theory import model_state_bytes
 
@@ -22,6 +24,8 @@ class PlannedCell(BaseModel):
 
     ``cell_id``, ``config`` and ``corpus`` (digest of the text, if a path is named) are those of planning time: a file
     that is edited while the matrix runs changes neither what is measured nor under which name it is filed.
+    ``stack``: the releases that it is to run with (bench.stacks), ``None`` for those installed. The same cell has one
+    ``cell_id`` in all stacks; a row is known by ``cell_id``, ``stack`` and repeat.
     """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
@@ -33,6 +37,26 @@ class PlannedCell(BaseModel):
     params: ParamCount | None
     model_state_bytes: float | None
     skip_reason: str | None
+    stack: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The cell's label, with the stack as its last part where one is asked for."""
+        return self.cell.label + (f"/{self.stack}" if self.stack else "")
+
+    def matches(self, glob: str) -> bool:
+        """Whether ``glob`` matches as in `Cell.matches`, with the stack as a last part (``z2/*/deepspeed==0.18.0``).
+
+        A cell's id matches it in all its stacks, ``<id>/<stack>`` in one; no stack is called ``installed``.
+        """
+        if self.cell.matches(glob):
+            return True
+        if self.stack is None and not glob.endswith(INSTALLED):
+            return False  # '*d*' would find the word in every cell
+        stack = self.stack or INSTALLED
+        names = (f"{self.cell_id}/{stack}", f"{self.cell.label}/{stack}")
+        inside = fnmatchcase(f"/{self.cell.label}/{stack}/", f"*/{glob}/*")
+        return inside or any(fnmatchcase(name, glob) for name in names)
 
 
 class Resources(BaseModel):
@@ -85,6 +109,7 @@ def _points(scenario: Scenario) -> Iterator[dict[str, Any]]:
 def _cell(scenario: Scenario, point: dict[str, Any]) -> tuple[Cell, str | None]:
     """Settle the batch triple of one point; the reason is set when it cannot hold."""
     settings = dict(point)
+    del settings["stack"]
     total = settings.pop("train_batch_size")
     steps = settings["gradient_accumulation_steps"]
     micro = settings["train_micro_batch_size_per_gpu"] * settings["world_size"]
@@ -146,7 +171,7 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     Raises:
         ScenarioError: a model or corpus is unknown or unreadable, or no cell is left by the exclude rules.
     """
-    planned: dict[str, PlannedCell] = {}
+    planned: dict[tuple[str, str | None], PlannedCell] = {}
     configs: dict[str, tuple[dict[str, Any], ParamCount | None]] = {}
     for point in _points(scenario):
         cell, reason = _cell(scenario, point)
@@ -165,11 +190,13 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
             params=params,
             model_state_bytes=states,
             skip_reason=reason,
+            stack=point["stack"],
         )
-        known = planned.get(entry.cell_id)
+        key = (entry.cell_id, entry.stack)
+        known = planned.get(key)
         # An impossible batch triple has no accumulation of its own, so its id may be that of a possible cell.
         if known is None or (known.skip_reason is not None and reason is None):
-            planned[entry.cell_id] = entry
+            planned[key] = entry
     if not planned:
         raise ScenarioError("no cell is left to run: the exclude rules remove the whole matrix")
     return list(planned.values())
@@ -207,11 +234,11 @@ def select(planned: Iterable[PlannedCell], globs: list[str]) -> list[PlannedCell
     everything = list(planned)
     if not globs:
         return everything
-    chosen = [entry for entry in everything if any(entry.cell.matches(glob) for glob in globs)]
+    chosen = [entry for entry in everything if any(entry.matches(glob) for glob in globs)]
     if not chosen:
-        known = sorted({name for entry in everything for name in entry.cell.label.split("/")})
+        known = sorted({name for entry in everything for name in entry.label.split("/")})
         raise ScenarioError(
             f"no cell matches --only {' '.join(globs)}; a glob is held against the cell id, the whole label "
-            f"({everything[0].cell.label}) and each of its parts: {', '.join(known)}"
+            f"({everything[0].label}) and each of its parts: {', '.join(known)}"
         )
     return chosen

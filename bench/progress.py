@@ -92,7 +92,7 @@ class MatrixProgress:
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""
-        if record.launch is None:
+        if record.launch is None:  # skipped, or its environment could not be made
             self.say(f"{record.status}: {record.label}: {record.reason}")
             return
         self.spent_s.append(time.monotonic() - self.started)

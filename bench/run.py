@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,10 +11,11 @@ from rich.console import Console
 
 from bench import estimate, references
 from bench.environment import fingerprint, installed, num_cores, resources
-from bench.errors import BuildError, LaunchError, StoreError
+from bench.errors import StoreError
+from bench.hosts import Host, obstacle, prepare
 from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
-from bench.outcome import outcome, skipped, unbuilt
+from bench.outcome import not_built, outcome, skipped
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
 from bench.progress import MatrixProgress
 from bench.record import Launch, Record
@@ -31,7 +31,6 @@ from bench.store import (
     write_record,
 )
 from bench.validity.forewarn import forewarnings
-from bench.zero.stages import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Job:
     @property
     def name(self) -> str:
         """The stem of its record, log and work folder."""
-        return record_name(self.planned.cell_id, self.repeat)
+        return record_name(self.planned.cell_id, self.repeat, self.planned.stack)
 
 
 def _jobs(scenario: Scenario, cells: list[PlannedCell]) -> list[Job]:
@@ -76,11 +75,6 @@ def _settled(job: Job, records: dict[str, Record]) -> bool:
     return record is not None and (record.status == "skipped") == (job.planned.skip_reason is not None)
 
 
-def _needs_op(job: Job) -> bool:
-    """Whether the cell loads DeepSpeed's compiled op: every stage does at once, torch DDP never."""
-    return STRATEGIES[job.planned.cell.strategy].zero_stage is not None
-
-
 def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: list[PlannedCell], env: Any) -> None:
     write_json(
         run / "manifest.json",
@@ -89,16 +83,14 @@ def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: l
             "scenario_name": scenario_path.stem,
             "scenario_path": str(scenario_path),
             "scenario": scenario.model_dump(mode="json", exclude_none=True),
-            "cells": [{"cell_id": entry.cell_id, "label": entry.cell.label} for entry in cells],
+            "cells": [{"cell_id": entry.cell_id, "label": entry.label, "stack": entry.stack} for entry in cells],
             "environment": env,
             "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
         },
     )
 
 
-def _launch(
-    job: Job, scenario: Scenario, run: Path, env: dict[str, str], device: str, progress: MatrixProgress
-) -> Record:
+def _launch(job: Job, scenario: Scenario, run: Path, host: Host, device: str, progress: MatrixProgress) -> Record:
     cell = job.planned.cell
     work = run / "work" / job.name
     log = run / "logs" / f"{job.name}.log"
@@ -112,7 +104,8 @@ def _launch(
             "device": device,
         },
     )
-    argv = deepspeed.command(cell.world_size, device, work / "job.json")
+    argv = deepspeed.command(cell.world_size, device, work / "job.json", host.python)
+    env = host.variables
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
     with extensions.in_use(Path(env["TORCH_EXTENSIONS_DIR"])) if device == "cpu" else contextlib.nullcontext():
         ended = deepspeed.launch(
@@ -174,7 +167,7 @@ def run_matrix(
         _check_stack(run, env["stack"], leaving)
         if moved := supersede(run, leaving):
             console.print(f"{moved} earlier rows put aside in {run / 'superseded'}")
-        records = {record_name(r.cell_id, r.repeat): r for r in read_records(run)}
+        records = {record_name(r.cell_id, r.repeat, r.requested_stack): r for r in read_records(run)}
         pending = [job for job in jobs if not _settled(job, records)]
         supersede(run, {job.name for job in pending})
         _write_manifest(run, scenario_path, scenario, everything, env)
@@ -183,22 +176,24 @@ def run_matrix(
                 f"{done} of {len(jobs)} rows are there already in {run}; {len(pending)} to go",
                 highlight=False,
             )
-        launches = [job for job in pending if job.planned.skip_reason is None]
-        ranks_env, broken = _prepare(run, env["stack"], offer.device, console) if launches else ({}, None)
-        if broken is not None:
-            launches = [job for job in launches if not _needs_op(job)]
-        _make_references(run, [job.planned for job in launches], offer, ranks_env, scenario.timeout_s, console)
+        wanted = [job for job in pending if job.planned.skip_reason is None]
+        hosts = {
+            stack: prepare(run, stack, env["stack"], offer.device, console)
+            for stack in dict.fromkeys(job.planned.stack for job in wanted)
+        }
+        launches = [job for job in wanted if obstacle(job.planned, hosts) is None]
+        _make_references(run, [job.planned for job in launches], offer, scenario.timeout_s, console)
         known = estimate.history(results, offer.device)
         expected = [estimate.seconds(job.planned, known) for job in launches]
         with MatrixProgress(console, expected) as progress:
             for job in pending:
                 if job.planned.skip_reason is not None:
                     record = skipped(job.planned, job.repeat, offer.device)
-                elif broken is not None and _needs_op(job):
-                    record = unbuilt(job.planned, job.repeat, offer.device, broken)
+                elif reason := obstacle(job.planned, hosts):
+                    record = not_built(job.planned, job.repeat, offer.device, reason)
                 else:
-                    progress.begin(record_name(job.planned.cell.label, job.repeat))
-                    record = _launch(job, scenario, run, ranks_env, offer.device, progress)
+                    progress.begin(f"{job.planned.label}-r{job.repeat}")
+                    record = _launch(job, scenario, run, hosts[job.planned.stack], offer.device, progress)
                 # On disk before it is on the screen: a pipe that closed must not cost the row.
                 write_record(run, record)
                 records[job.name] = record
@@ -208,39 +203,11 @@ def run_matrix(
     return run, [records[job.name] for job in jobs]
 
 
-def _make_references(
-    run: Path, cells: list[PlannedCell], offer: Resources, env: dict[str, str], timeout_s: float, console: Console
-) -> None:
+def _make_references(run: Path, cells: list[PlannedCell], offer: Resources, timeout_s: float, console: Console) -> None:
     """Run the references that the cells will be compared with, unless they are there."""
     jobs = references.missing(run, cells, offer)
     if not jobs:
         return
     console.print(f"reference runs: plain PyTorch, one process, {len(jobs)} to make", highlight=False)
     with console.status("reference runs"):
-        references.make(run, jobs, env, timeout_s)
-
-
-def _prepare(run: Path, stack: dict[str, Any], device: str, console: Console) -> tuple[dict[str, str], str | None]:
-    """Make sure that ranks can start, compile what DeepSpeed compiles, and return their environment.
-
-    The second value says why that could not be compiled, if so.
-    """
-    missing = [name for name in ("torch", "deepspeed", "transformers") if stack[name] is None]
-    if missing:
-        raise LaunchError(f"{', '.join(missing)} not installed for {sys.executable}: pip install 'zerostage[run]'")
-    if sys.platform != "linux":
-        raise LaunchError(f"cells run on Linux only (this is {sys.platform}); plan and report work here")
-    if device != "cpu":
-        return deepspeed.environment(device, None), None
-    versions = {name: stack[name] for name in ("python", "torch", "deepspeed")}
-    folder = extensions.folder(versions)
-    env = deepspeed.environment(device, folder)
-    argv = [sys.executable, "-m", "bench.worker.prebuild"]
-    if not extensions.is_built(folder, versions):
-        console.print("set-up: compiling DeepSpeed's C++ op, once per environment, about a minute")
-    try:
-        with console.status("compiling"):
-            extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / "setup.log")
-    except BuildError as error:
-        return env, str(error)
-    return env, None
+        references.make(run, jobs, deepspeed.environment(offer.device, None), timeout_s)

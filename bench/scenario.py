@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from bench import stacks
 from bench.errors import ScenarioError, nearest
 from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3
 
@@ -46,6 +47,13 @@ def _known_strategy(name: Any) -> Any:
     return name
 
 
+def _known_stack(value: Any) -> str | None:
+    try:
+        return stacks.parse(value)
+    except ValueError as error:
+        raise ValueError(f"{error} (got {_shown(value)})") from None
+
+
 def _known_zero_keys(section: Any) -> Any:
     problems = []
     for key, value in section.items() if isinstance(section, dict) else ():
@@ -69,6 +77,7 @@ class _Model(BaseModel):
 
 
 StrategyName = Annotated[str, BeforeValidator(_known_strategy)]
+Stack = Annotated[str | None, BeforeValidator(_known_stack)]
 Dtype = Literal["fp32", "bf16", "fp16"]
 # Not `int | bool`: in strict mode pydantic keeps true apart from 1, which DeepSpeed's keys need.
 ZeroOptimization = Annotated[dict[str, bool | int], BeforeValidator(_known_zero_keys)]
@@ -92,6 +101,7 @@ class Matrix(_Model):
     seq_length: Axis[SeqLength] = (128,)
     dtype: Axis[Dtype] = ("bf16",)
     activation_checkpointing: Axis[bool] = (False,)
+    stack: Axis[Stack] | None = None  # the releases that ranks run with; of no cell's id
 
 
 class Rule(_Model):
@@ -107,6 +117,7 @@ class Rule(_Model):
     seq_length: Axis[SeqLength] | None = None
     dtype: Axis[Dtype] | None = None
     activation_checkpointing: Axis[bool] | None = None
+    stack: Axis[Stack] | None = None
 
     @model_validator(mode="after")
     def _not_empty(self) -> "Rule":

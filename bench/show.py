@@ -15,7 +15,8 @@ from bench.errors import StoreError
 from bench.plan import plan_file, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
-from bench.store import read_manifest, read_records
+from bench.stacks import INSTALLED
+from bench.store import read_manifest, read_records, record_name, row_name
 from bench.validity.forewarn import forewarnings
 
 if TYPE_CHECKING:  # pandas takes a second to import; plan does without
@@ -27,18 +28,19 @@ def _gib(value: float | None) -> str:
 
 
 def _statuses(run: Path) -> dict[str, str]:
-    """Return what the run folder already says of cells that were launched, by cell_id; one word per launch."""
+    """Return what the run folder already says of cells that were launched, by name; one word per launch."""
     found: dict[str, str] = {}
     for record in read_records(run):
         if record.status != "skipped":
-            found[record.cell_id] = (
-                f"{found[record.cell_id]}, {record.status}" if record.cell_id in found else record.status
-            )
+            name = row_name(record.cell_id, record.requested_stack)
+            found[name] = f"{found[name]}, {record.status}" if name in found else record.status
     return found
 
 
 def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: int, console: Console) -> None:
     """Print every cell with its prediction and, where it is skipped, the reason; then counts and time."""
+    from bench.launch import isolated
+
     offer = resources(cpu_slots)
     scenario, planned = plan_file(scenario_path, offer)
     chosen = select(planned, only)
@@ -48,10 +50,11 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
     done = _statuses(results / scenario_path.stem)
     for entry in chosen:
         params = "?" if entry.params is None else f"{entry.params.total:,}"
-        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else done.get(entry.cell_id, "run")
-        table.add_row(entry.cell_id, entry.cell.label, params, _gib(entry.model_state_bytes), verdict)
+        status = done.get(row_name(entry.cell_id, entry.stack), "run")
+        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else status
+        table.add_row(entry.cell_id, entry.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
-    launched = [entry for entry in chosen if entry.skip_reason is None and entry.cell_id not in done]
+    launched = [e for e in chosen if e.skip_reason is None and row_name(e.cell_id, e.stack) not in done]
     known = estimate.history(results, offer.device)
     total = sum(estimate.seconds(entry, known) for entry in launched) * scenario.repeat
     # Only the run folders under --results are looked at.
@@ -63,18 +66,25 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
         f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
         highlight=False,
     )
+    to_make = [s for s in dict.fromkeys(entry.stack for entry in launched) if s and not isolated.is_made(s)]
+    if to_make:
+        text = f"environments to make first, once, about two minutes each: {', '.join(to_make)}"
+        console.print(text, highlight=False, markup=False)
     for note in [*unused_rules(scenario), *forewarnings(scenario, chosen, installed(), offer.device)]:
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
 def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, console: Console) -> None:
     """Print the launch command of every cell that would run."""
+    from bench.launch import isolated
     from bench.launch.deepspeed import command
 
     offer = resources(cpu_slots)
     for entry in select(plan_file(scenario_path, offer)[1], only):
         if entry.skip_reason is None:
-            argv = command(entry.cell.world_size, offer.device, Path(f"work/{entry.cell_id}-r0/job.json"))
+            job = Path("work") / record_name(entry.cell_id, 0, entry.stack) / "job.json"
+            python = str(isolated.python(entry.stack)) if entry.stack else sys.executable
+            argv = command(entry.cell.world_size, offer.device, job, python)
             console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
 
 
@@ -90,14 +100,19 @@ def latest_run(results: Path) -> Path:
     return manifests[-1].parent
 
 
+def _key(cell: dict[str, Any]) -> tuple[str, str | None]:
+    """Return what a cell of a manifest is known by."""
+    return cell["cell_id"], cell.get("stack")  # manifests of the first release have no stack
+
+
 def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the manifest, and the records of the cells that it lists, in its order."""
     manifest = read_manifest(run)
-    order = {cell["cell_id"]: number for number, cell in enumerate(manifest["cells"])}
-    records = [record for record in read_records(run) if record.cell_id in order]
+    order = {_key(cell): number for number, cell in enumerate(manifest["cells"])}
+    records = [record for record in read_records(run) if (record.cell_id, record.requested_stack) in order]
     if not records:
         raise StoreError(f"{run}: no row there yet; go on with 'zerostage run {manifest['scenario_path']}'")
-    return manifest, sorted(records, key=lambda record: (order[record.cell_id], record.repeat))
+    return manifest, sorted(records, key=lambda record: (order[record.cell_id, record.requested_stack], record.repeat))
 
 
 def _tables(run: Path) -> tuple[list["Table"], list[str]]:
@@ -219,7 +234,13 @@ def show_rerun(run: Path, name: str) -> None:
     if run.resolve().name != manifest["scenario_name"]:
         raise StoreError(f"{run}: the folder was renamed; its rows are written to '{manifest['scenario_name']}'")
     wanted = re.sub(r"-r\d+$", "", name)  # as the lines of a run and the names of its files have it
-    found = [cell["cell_id"] for cell in manifest["cells"] if wanted in (cell["cell_id"], cell["label"])]
+    stacked = any(cell.get("stack") for cell in manifest["cells"])
+    found = []
+    for cell in manifest["cells"]:
+        key, stack = _key(cell)
+        full = f"{key}/{stack or INSTALLED}"
+        if wanted in (key, cell["label"], row_name(key, stack), full):
+            found.append(full if stacked else key)
     if len(found) == 1:
         argv = ["zerostage", "run", manifest["scenario_path"], "--only", found[0], "--fresh"]
         print(shlex.join([*argv, "--results", str(run.parent)]))

@@ -1,8 +1,8 @@
 """results/: one folder per run, one immutable JSON file per record, everything written atomically.
 
 RUN/manifest.json            the scenario, its cells, the environment
-RUN/records/<cell_id>-r<repeat>.json
-RUN/logs/<cell_id>-r<repeat>.log
+RUN/records/<cell_id>[-<stack>]-r<repeat>.json
+RUN/logs/<cell_id>[-<stack>]-r<repeat>.log
 RUN/superseded/<time>/       what a fresh run put aside; nothing is deleted
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.errors import StoreError
 from bench.record import Record, parse_record
+from bench.stacks import file_part
 
 MANIFEST_VERSION = 1
 
@@ -69,19 +70,24 @@ def locked(run: Path) -> Iterator[None]:
         yield
 
 
-def record_name(cell_id: str, repeat: int) -> str:
+def record_name(cell_id: str, repeat: int, stack: str | None = None) -> str:
     """Return the stem that a record, its log and its work folder share."""
-    return f"{cell_id}-r{repeat}"
+    return f"{row_name(cell_id, stack)}-r{repeat}"
 
 
-def record_path(run: Path, cell_id: str, repeat: int) -> Path:
-    """Return where the record of a cell and repeat lies."""
-    return run / "records" / f"{record_name(cell_id, repeat)}.json"
+def row_name(cell_id: str, stack: str | None) -> str:
+    """Return what the repeats of a cell in a stack have in common: ``<cell_id>``, ``<cell_id>-deepspeed-0.17.5``."""
+    return f"{cell_id}-{file_part(stack)}" if stack else cell_id
+
+
+def record_path(run: Path, cell_id: str, repeat: int, stack: str | None = None) -> Path:
+    """Return where the record of a cell, repeat and stack lies."""
+    return run / "records" / f"{record_name(cell_id, repeat, stack)}.json"
 
 
 def write_record(run: Path, record: Record) -> None:
     """Add a record; an existing one is never overwritten."""
-    path = record_path(run, record.cell_id, record.repeat)
+    path = record_path(run, record.cell_id, record.repeat, record.requested_stack)
     if path.exists():
         raise FileExistsError(path)
     write_json(path, record.model_dump(mode="json"))
@@ -100,8 +106,8 @@ def read_records(run: Path) -> list[Record]:
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: cannot read the record: {error}") from None
         record = parse_record(text, str(path))
-        if path.stem != record_name(record.cell_id, record.repeat):
-            raise StoreError(f"{path}: a copy of record {record.cell_id}, repeat {record.repeat}; move it away")
+        if path.stem != (name := record_name(record.cell_id, record.repeat, record.requested_stack)):
+            raise StoreError(f"{path}: a copy of record {name}; move it away")
         records.append(record)
     return records
 

@@ -27,6 +27,7 @@ def _row(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = {
         "cell_id": record.cell_id,
         "repeat": record.repeat,
+        "requested_stack": record.requested_stack,
         "label": record.label,
         "model": cell.model,
         "num_params": record.num_params,

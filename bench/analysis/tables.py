@@ -1,7 +1,8 @@
 """Comparison tables: strategies down, GPU counts across, one table per model and metric.
 
-A table holds only rows that are equal in everything but strategy and GPU count. Repeats of one cell are
-combined by their median; different cells are never averaged. A failure stands in its place as a word.
+A table holds only rows that are equal in everything but strategy, GPU count and, where a scenario asks for stacks,
+stack (bench.analysis.stacks). Repeats of one cell are combined by their median; different cells are never averaged. A
+failure stands in its place as a word.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +13,7 @@ import pandas as pd
 
 from bench.analysis.explain import explanations
 from bench.analysis.frame import CONTROLS
+from bench.analysis.stacks import stack_names, stack_notes
 from bench.analysis.units import mib
 from bench.record import Record
 from bench.zero.applicability import ignored_notes
@@ -128,14 +130,19 @@ def _table(metric: Metric, title: str, group: pd.DataFrame, explained: list[str]
     third = "paper" if metric.theory else "ms"
     present = [name for name in STRATEGIES if name in set(group["strategy"])]
     baseline = BASELINE if BASELINE in present else present[0]
-    header = ["strategy"] + [name for n in counts for name in (f"N={n}", f"vs {baseline}", third)]
+    stacked = bool(group["requested_stack"].notna().any())
+    header = ["strategy, stack" if stacked else "strategy"]
+    header += [name for n in counts for name in (f"N={n}", f"vs {baseline}", third)]
+    names = stack_names(group)
     rows = []
     for strategy in present:
-        row = [strategy]
-        for n in counts:
-            column = group[group["world_size"] == n]
-            row += _entry(metric, column[column["strategy"] == strategy], _good(column[column["strategy"] == baseline]))
-        rows.append(row)
+        for stack in names[group["strategy"] == strategy].unique():
+            row = [f"{strategy} {stack}" if stacked else strategy]
+            for n in counts:
+                column = group[(group["world_size"] == n) & (names == stack)]
+                first = _good(column[column["strategy"] == baseline])
+                row += _entry(metric, column[column["strategy"] == strategy], first)
+            rows.append(row)
     return Table(title, f"{metric.title} ({metric.unit})", header, rows, explained)
 
 
@@ -153,7 +160,11 @@ def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
         values["dtype"],
         f"{values['data']} data",
     ]
-    return ", ".join(parts + (["activation checkpointing"] if values["activation_checkpointing"] else []))
+    if values["activation_checkpointing"]:
+        parts.append("activation checkpointing")
+    if group["requested_stack"].notna().any():
+        parts.append("stacks side by side")
+    return ", ".join(parts)
 
 
 def tables(frame: pd.DataFrame, batch_key: str, records: Sequence[Record] = ()) -> list[Table]:
@@ -181,6 +192,7 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N. "
         "Rows of one N have one global batch."
     )
+    lines += stack_notes(frame, BASELINE)
     kinds = " and ".join(sorted(frame["provenance"].unique()))
     devices = ", ".join(sorted(frame["device"].unique()))
     lines.append(
@@ -202,7 +214,7 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
         lines += [f"{note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
     lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
-    launches = frame.groupby("cell_id").size().max()
+    launches = frame.groupby(["cell_id", "requested_stack"], dropna=False).size().max()
     lines.append(
         f"Launches per cell: {launches}"
         + (" (median shown)" if launches > 1 else "")

@@ -37,8 +37,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(world_size: int, device: str, job: Path) -> list[str]:
-    """Return the command of a launch on this machine: the ``deepspeed`` program, by this interpreter."""
+def command(world_size: int, device: str, job: Path, python: str = sys.executable) -> list[str]:
+    """Return the command of a launch on this machine: the ``deepspeed`` program, by the interpreter ``python``."""
     # The launcher drops CUDA_VISIBLE_DEVICES when it is given a number of GPUs, and keeps an explicit list.
     where = (
         [f"--include=localhost:{','.join(str(gpu['index']) for gpu in gpus()[:world_size])}"]
@@ -46,7 +46,7 @@ def command(world_size: int, device: str, job: Path) -> list[str]:
         else [f"--num_gpus={world_size}"]
     )
     return [
-        sys.executable,
+        python,
         "-m",
         "deepspeed.launcher.runner",
         "--hostfile=/dev/null",  # else a /job/hostfile of the machine would turn this into a multi-node launch
@@ -59,12 +59,13 @@ def command(world_size: int, device: str, job: Path) -> list[str]:
     ]
 
 
-def environment(device: str, extensions: Path | None) -> dict[str, str]:
-    """Return the ranks' environment: this one, with what a measurement needs fixed."""
+def environment(device: str, extensions: Path | None, python: str = sys.executable) -> dict[str, str]:
+    """Return the environment of ranks under ``python``: this one, with what a measurement needs fixed."""
     env = dict(os.environ)
     env["PYTHONSAFEPATH"] = "1"  # a folder called 'bench' where the user stands must not be imported
     # The compiler's driver, ninja, is found through PATH, where a venv that is not activated is missing.
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+    programs = dict.fromkeys(str(Path(interpreter).parent) for interpreter in (python, sys.executable))
+    env["PATH"] = os.pathsep.join([*programs, env.get("PATH", "")])
     if device == "cpu":
         # One core per rank, like one GPU per rank; and thread CPU time then is all of a rank's work.
         env.setdefault("OMP_NUM_THREADS", "1")

@@ -38,6 +38,10 @@ def folder(stack: dict[str, object]) -> Path:
     return cache / "zerostage" / "torch_extensions" / _key(stack)
 
 
+def _is_the_users(extensions: Path) -> bool:
+    return os.environ.get("TORCH_EXTENSIONS_DIR") == str(extensions)
+
+
 @contextlib.contextmanager
 def in_use(extensions: Path) -> Iterator[None]:
     """Hold the folder while ranks may load from it. If nobody else does, first remove what a killed rank left.
@@ -45,7 +49,7 @@ def in_use(extensions: Path) -> Iterator[None]:
     In a folder that the user named, others may build: no lock is removed there.
     """
     with (extensions / "zerostage.lock").open("w") as stream:
-        if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        if not _is_the_users(extensions):
             with contextlib.suppress(OSError):  # another run holds it: a lock file may be of its ranks
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 clear_stale_locks(extensions)
@@ -103,7 +107,7 @@ def prepare(
         fcntl.flock(lock, fcntl.LOCK_EX)  # one builder at a time; it falls when this process ends
         if is_built(extensions, stack):
             return  # by the run that this one waited for
-        if "TORCH_EXTENSIONS_DIR" not in os.environ:
+        if not _is_the_users(extensions):
             clear_stale_locks(extensions)
         ended = launch(argv, env, run=run, log=log, timeout_s=BUILD_TIMEOUT_S)
         if ended.status != 0:

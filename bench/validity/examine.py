@@ -1,12 +1,30 @@
 """All checks of one completed row, in one place."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from bench.cell import Cell
-from bench.record import Finding, Parity
-from bench.validity import parity, ranks, settings, sharding
+from bench.plan import PlannedCell
+from bench.record import Comm, Finding, Memory, Parity, Practice
+from bench.validity import memory, parity, ranks, settings, sharding, traffic
 from bench.validity.known_bad import known_bad
+from bench.validity.log import memory_pressure
 from bench.zero.applicability import ignored_keys
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a launch left, as the record will have it. ``practice`` is ``None`` where no prediction holds.
+
+    ``losses`` are means over the ranks, ``None`` where not finite; ``references`` the reference runs by their idle
+    optimizer steps; ``log`` the text of all ranks.
+    """
+
+    losses: list[float | None]
+    references: dict[int, dict[str, Any]]
+    comm: Comm
+    practice: Practice | None
+    memory: Memory
+    log: str
 
 
 def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding]:
@@ -26,27 +44,24 @@ def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding
     return found
 
 
-def examine(
-    cell: Cell,
-    result: dict[str, Any],
-    losses: list[float | None],
-    expected_params: int | None,
-    references: dict[int, dict[str, Any]],
-) -> tuple[Parity, list[Finding]]:
-    """Return the comparison with the reference run, and what all checks find in ``result``, a worker's ``result.json``.
-
-    ``losses`` are the means over the ranks, ``None`` where not finite.
-    """
+def examine(planned: PlannedCell, result: dict[str, Any], evidence: Evidence) -> tuple[Parity, list[Finding]]:
+    """Return the comparison with the reference run, and what all checks find in ``result``, a worker's result."""
+    cell = planned.cell
     found = []
-    if None in losses:
+    if None in evidence.losses:
         found.append(Finding(check="finite loss", verdict="invalid", text="the loss is not finite"))
-    compared, disagreements = parity.compare(cell, result, losses, references)
+    compared, disagreements = parity.compare(cell, result, evidence.losses, evidence.references)
     found += disagreements
     found += ranks.check(cell, result)
     found += sharding.check(cell, result)
     found += settings.differences(cell, result["effective"])
+    found += settings.other_releases(planned.stack, result["stack"])
     found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
-    found += _counts(result, expected_params)
+    found += _counts(result, planned.params.total if planned.params else None)
+    found += traffic.differences(evidence.comm, evidence.practice)
+    # Memory is predicted for the release that traffic is predicted for.
+    found += memory.check(evidence.memory) if evidence.practice else []
+    found += memory_pressure(evidence.log)
     found += [
         Finding(check="ignored settings", verdict="note", text=text)
         for text in ignored_keys(cell.zero_optimization, cell.strategy)

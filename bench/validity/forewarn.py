@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from bench.plan import PlannedCell
 from bench.scenario import Scenario
+from bench.stacks import releases
 from bench.validity.known_bad import known_bad
 from bench.zero.applicability import ignored_notes
 
@@ -21,6 +22,7 @@ def forewarnings(scenario: Scenario, cells: Iterable[PlannedCell], stack: dict[s
     notes = ignored_notes(scenario.zero_optimization, (entry.cell.strategy for entry in chosen))
     spoilt: dict[str, list[str]] = {}
     for entry in chosen:
-        for finding in known_bad(stack, entry.cell, {"backend": "nccl" if device == "cuda" else "gloo"}):
-            spoilt.setdefault(finding.text, []).append(entry.cell.label)
+        versions = stack | releases(entry.stack)
+        for finding in known_bad(versions, entry.cell, {"backend": "nccl" if device == "cuda" else "gloo"}):
+            spoilt.setdefault(finding.text, []).append(entry.label)
     return notes + [f"known-bad release: {text} [{_named(labels)}]" for text, labels in spoilt.items()]

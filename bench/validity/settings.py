@@ -4,6 +4,7 @@ from typing import Any
 
 from bench.cell import Cell
 from bench.record import Finding
+from bench.stacks import is_release, releases
 from bench.zero.stages import STRATEGIES
 
 _CHECK = "effective settings"
@@ -40,4 +41,17 @@ def differences(cell: Cell, effective: dict[str, Any]) -> list[Finding]:
         Finding(check=_CHECK, verdict="suspect", text=f"asked for {key} {value}, the engine runs {effective[key]}")
         for key, value in _asked(cell).items()
         if key in effective and effective[key] != value and not (effective[key] is None and key != "zero_stage")
+    ]
+
+
+def other_releases(requested: str | None, stack: dict[str, str]) -> list[Finding]:
+    """Return a finding for every package whose requested release is not the one that the ranks imported."""
+    return [
+        Finding(
+            check="requested stack",
+            verdict="suspect",
+            text=f"asked for {package} {version}, the ranks ran {stack.get(package)}",
+        )
+        for package, version in releases(requested).items()
+        if not is_release(stack.get(package, ""), version)
     ]

@@ -41,6 +41,7 @@ def child(request, rank, port):
     if module == "bench.worker.main":
         entry._RANK = rank
         if request["fault"]:
+            sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH keeps it out
             import seeded_faults
 
             seeded_faults.FAULTS[request["fault"]]()

@@ -9,7 +9,7 @@ from bench.cell import Cell
 from bench.hardware import peak_tflops
 from bench.models.catalog import load_config
 from bench.models.counts import flops_per_token
-from bench.outcome import comm, outcome, skipped, throughput, unbuilt
+from bench.outcome import comm, not_built, outcome, skipped, throughput
 from bench.plan import PlannedCell, Resources, plan
 from bench.record import Launch, Record
 from bench.scenario import Scenario
@@ -383,7 +383,7 @@ def test_what_the_log_says_of_a_completed_launch(tmp_path: Path) -> None:
 
 
 def test_cell_whose_op_was_not_built_has_a_row() -> None:
-    record = unbuilt(planned(), 0, "cpu", "no compiler")
+    record = not_built(planned(), 0, "cpu", "no compiler")
     assert (record.status, record.reason, record.launch) == ("build_error", "no compiler", None)
 
 

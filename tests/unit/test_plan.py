@@ -358,6 +358,55 @@ def test_select_by_id() -> None:
     assert select(planned, [planned[2].cell.cell_id[:6] + "*"]) == [planned[2]]
 
 
+STACKS = [None, "deepspeed==0.17.5", "deepspeed==0.18.0 transformers==4.57.0"]
+
+
+def test_a_cell_has_one_id_in_all_stacks_and_is_planned_once_in_each() -> None:
+    planned = cells(strategy=["z0", "z2"], stack=["installed", *STACKS[1:], "deepspeed==0.17.5"])
+    expected = [(strategy, stack) for strategy in ("z0", "z2") for stack in STACKS]
+    assert [(entry.cell.strategy, entry.stack) for entry in planned] == expected
+    assert [entry.cell_id for entry in planned[:3]] == [Cell(model="llama-tiny", strategy="z0").cell_id] * 3
+    label = planned[0].cell.label
+    assert [entry.label for entry in planned[:2]] == [label, f"{label}/deepspeed==0.17.5"]
+
+
+def test_rules_see_the_stack() -> None:
+    rules = {
+        "exclude": [{"stack": "installed"}, {"stack": "deepspeed==0.17.5", "strategy": "z2"}],
+        "include": [{"stack": "accelerate==1.0.0", "strategy": "ddp"}],
+    }
+    planned = cells(rules, strategy=["z0", "z2"], stack=STACKS[:2])
+    assert [(entry.cell.strategy, entry.stack) for entry in planned] == [
+        ("z0", "deepspeed==0.17.5"),
+        ("ddp", "accelerate==1.0.0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("glob", "found"),
+    [
+        ("deepspeed==0.17.5", [("z0", 1), ("z2", 1)]),
+        ("deepspeed==0.17*", [("z0", 1), ("z2", 1)]),
+        ("z2/*/deepspeed==0.1*", [("z2", 1), ("z2", 2)]),
+        ("*transformers*", [("z0", 2), ("z2", 2)]),
+        ("installed", [("z0", 0), ("z2", 0)]),
+        ("z2", [("z2", 0), ("z2", 1), ("z2", 2)]),
+        ("ID", [("z0", 0), ("z0", 1), ("z0", 2)]),
+        ("ID/installed", [("z0", 0)]),
+        ("ID/deepspeed==0.17.5", [("z0", 1)]),
+        ("*inst*", None),
+    ],
+)
+def test_select_by_stack(glob: str, found: list[tuple[str, int]] | None) -> None:
+    planned = cells(strategy=["z0", "z2"], stack=STACKS)
+    globs = [glob.replace("ID", planned[0].cell_id)]
+    if found is None:
+        with pytest.raises(ScenarioError, match=r"deepspeed==0\.17\.5"):
+            select(planned, globs)
+    else:
+        assert [(e.cell.strategy, STACKS.index(e.stack)) for e in select(planned, globs)] == found
+
+
 def test_select_by_model_path(tmp_path: Path) -> None:
     model = write(tmp_path / "mine" / "config.json", b'{"model_type": "llama"}').removesuffix("/config.json")
     planned = cells(model=["llama-tiny", model])

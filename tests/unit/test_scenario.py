@@ -64,6 +64,19 @@ def test_defaults_and_scalars_become_axes(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "stacks"),
+    [
+        ("installed", (None,)),
+        ("deepspeed==0.17.5", ("deepspeed==0.17.5",)),
+        ("[null, transformers == 4.57.0  DeepSpeed==0.18.0]", (None, "deepspeed==0.18.0 transformers==4.57.0")),
+        ("deepspeed==0.19.1+cpu", ("deepspeed==0.19.1+cpu",)),
+    ],
+)
+def test_stacks_are_exact_releases_in_one_spelling(file: Path, text: str, stacks: tuple[str | None, ...]) -> None:
+    assert load(file, matrix(f"stack: {text}")).matrix.stack == stacks
+
+
+@pytest.mark.parametrize(
     ("text", "key", "meant"),
     [
         (VALID + "repeats: 2", "repeats", "repeat"),
@@ -133,6 +146,17 @@ def test_rate_that_is_no_finite_number(file: Path, line: str) -> None:
         (VALID + "data: {path: /tmp}", "'path' is only used with kind: text"),
         (VALID + "optimizer: {lr: -1}", "'optimizer.lr'"),
         (VALID + "timeout_s: 0", "'timeout_s'"),
+        (matrix("stack: 0.17"), "'matrix.stack.0': a stack is 'package==version', as deepspeed==0.17.5"),
+        (matrix("stack: ''"), "'matrix.stack.0': a stack is 'package==version'"),
+        (matrix("stack: []"), "'matrix.stack'"),
+        (matrix("stack: [installed, deepspeed>=0.17]"), "'matrix.stack.1': 'deepspeed>=0.17' is no exact release"),
+        (matrix("stack: deepspeed"), "'deepspeed' is no exact release; write deepspeed==VERSION (got 'deepspeed')"),
+        (matrix("stack: deepspeed==0.17.*"), "'deepspeed==0.17.*' is no exact release"),
+        (matrix("stack: deepspeed==../x"), "is no exact release"),
+        (matrix("stack: torch==2.6.0"), "'matrix.stack.0': torch is shared by all stacks"),
+        (matrix("stack: depspeed==0.17.5"), "did you mean 'deepspeed'?; valid: accelerate, deepspeed, transformers"),
+        (matrix("stack: deepspeed==0.1 DeepSpeed==0.2"), "deepspeed is named twice"),
+        (VALID + "exclude: [{stack: nonsense}]", "'exclude.0.stack.0'"),
     ],
 )
 def test_wrong_value_is_named(file: Path, text: str, message: str) -> None:

@@ -147,6 +147,32 @@ def test_records_read_back_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert record_path(tmp_path, records[0].cell_id, 1).is_file()
 
 
+def test_stack_is_part_of_a_records_name_and_only_where_one_is_asked_for(tmp_path: Path) -> None:
+    stacks = [None, "deepspeed==0.17.5", "deepspeed==0.18.0 transformers==4.57.0"]
+    records = [record().model_copy(update={"requested_stack": stack}) for stack in stacks]
+    for each in records:
+        write_record(tmp_path, each)
+    key = record().cell_id
+    assert {path.name for path in (tmp_path / "records").iterdir()} == {
+        f"{key}-r0.json",
+        f"{key}-deepspeed-0.17.5-r0.json",
+        f"{key}-deepspeed-0.18.0-transformers-4.57.0-r0.json",
+    }
+    assert {each.requested_stack for each in read_records(tmp_path)} == set(stacks)
+    with pytest.raises(FileExistsError):
+        write_record(tmp_path, records[1])
+    assert supersede(tmp_path, {f"{key}-r0"}) == 1
+    assert {each.requested_stack for each in read_records(tmp_path)} == set(stacks[1:])
+
+
+def test_record_under_another_stacks_name_is_refused(tmp_path: Path) -> None:
+    write_record(tmp_path, record().model_copy(update={"requested_stack": "deepspeed==0.17.5"}))
+    path = record_path(tmp_path, record().cell_id, 0, "deepspeed==0.17.5")
+    path.rename(record_path(tmp_path, record().cell_id, 0))
+    with pytest.raises(StoreError, match=r"a copy of record .*-deepspeed-0\.17\.5-r0; move it away"):
+        read_records(tmp_path)
+
+
 def test_run_without_records_is_empty(tmp_path: Path) -> None:
     assert read_records(tmp_path / "absent") == []
 

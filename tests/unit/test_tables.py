@@ -159,3 +159,50 @@ def test_markdown_has_one_heading_per_group_and_pipes_line_up(record):
     assert text.count("\n## ") + text.startswith("## ") == 1
     assert text.count("### ") == 3
     assert text.endswith("- a note\n")
+
+
+def stacked(record, strategy, deepspeed, tokens, transformers="5.24.0", **changes):
+    """Return a row measured with a requested release of DeepSpeed, or (``None``) with the one installed."""
+    stack = record.stack | {"deepspeed": deepspeed or "0.19.8", "transformers": transformers}
+    requested = deepspeed and f"deepspeed=={deepspeed}"
+    return row(record, strategy, 2, tokens, stack=stack, requested_stack=requested, **changes)
+
+
+def test_stacks_stand_side_by_side_each_with_its_own_baseline(record):
+    records = [
+        stacked(record, strategy, release, tokens)
+        for strategy, speeds in (("z0", (100.0, 200.0, 300.0)), ("z2", (50.0, 50.0, 300.0)))
+        for release, tokens in zip(("0.17.5", "0.18.0", None), speeds, strict=True)
+    ]
+    found = cells(records)
+    assert {label: line["N=2 vs z0"] for label, line in found.items()} == {
+        "z0 deepspeed==0.17.5": "1.00x", "z0 deepspeed==0.18.0": "1.00x", "z0 installed": "1.00x",
+        "z2 deepspeed==0.17.5": "0.50x", "z2 deepspeed==0.18.0": "0.25x", "z2 installed": "1.00x",
+    }  # fmt: skip
+    assert [label.split()[0] for label in found] == ["z0"] * 3 + ["z2"] * 3
+    (title,) = {table.group for table in tables(frame(records), "gradient_accumulation_steps")}
+    assert title.endswith("stacks side by side")
+
+
+def test_a_stack_without_a_z0_row_is_not_compared_with_another_stacks(record):
+    records = [stacked(record, "z0", "0.17.5", 100.0), stacked(record, "z2", "0.18.0", 50.0)]
+    assert cells(records)["z2 deepspeed==0.18.0"]["N=2 vs z0"] == ""
+
+
+def test_the_footers_say_what_is_equal_between_stacks_and_what_is_not(record):
+    same = [stacked(record, "z0", release, 100.0) for release in ("0.17.5", "0.18.0")]
+    notes = " ".join(footers(frame(same), {}))
+    assert "requested stack (deepspeed==0.17.5, deepspeed==0.18.0)" in notes
+    assert f"torch {record.stack['torch']}" in notes
+    assert "transformers 5.24.0" in notes
+    assert "Not equal" not in notes
+    mixed = [same[0], stacked(record, "z0", "0.18.0", 100.0, transformers="4.57.0")]
+    notes = " ".join(footers(frame(mixed), {}))
+    assert "Not equal" in notes
+    assert "transformers 4.57.0 (deepspeed==0.18.0) and 5.24.0 (deepspeed==0.17.5)" in notes
+
+
+def test_without_a_stack_axis_no_word_of_stacks_is_printed(record):
+    text = markdown(tables(frame([record]), "gradient_accumulation_steps"), footers(frame([record]), {}))
+    assert "stacks" not in text.lower()
+    assert "installed" not in text
