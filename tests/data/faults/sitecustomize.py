@@ -64,8 +64,8 @@ if fault and rank is not None:
 
     counting_pass = Loop.counting_pass
 
-    def broken(self, meter):
+    def broken(self, *arguments):
         FAULTS[fault](int(rank))
-        return counting_pass(self, meter)
+        return counting_pass(self, *arguments)
 
     Loop.counting_pass = broken
