@@ -229,7 +229,7 @@ def outcome(
             "device_name": result["device_name"],
             "stack": result["stack"],
             "num_threads": result["num_threads"],
-            "effective": result["effective"],
+            "effective": result["effective"] | {"node_of_rank": [rank["node"] for rank in ranks]},
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
             "memory": memory,

@@ -99,4 +99,6 @@ def effective_settings(engine: Any) -> dict[str, Any]:
     }
     found |= {key: getattr(wrapper, key) for key in _OPTIMIZER if hasattr(wrapper, key)}
     found |= {key: getattr(fetching, name) for key, name in _OFFLOAD.items() if hasattr(fetching, name)}
+    # Stage 3 keeps no flag, only the streams that follow from it; the engine has what the configuration came to.
+    found.setdefault("overlap_comm", bool(engine.zero_overlap_comm()) if found["zero_stage"] else None)
     return found
