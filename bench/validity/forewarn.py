@@ -6,7 +6,7 @@ from bench.plan import PlannedCell
 from bench.scenario import Scenario
 from bench.stacks import releases
 from bench.validity.known_bad import known_bad
-from bench.zero.applicability import ignored_notes
+from bench.zero.applicability import ignored_notes, why_ignored
 
 SHOWN = 3
 
@@ -17,9 +17,14 @@ def _named(labels: list[str]) -> str:
 
 
 def forewarnings(scenario: Scenario, cells: Iterable[PlannedCell], stack: dict[str, str], device: str) -> list[str]:
-    """Return one sentence for each reason: which keys do nothing at which strategies, which cells ``stack`` spoils."""
+    """Return one sentence for each reason: which keys do nothing at any strategy, which cells ``stack`` spoils.
+
+    A key that some of the strategies heed is no mistake; below the tables it is named with the others' reasons.
+    """
     chosen = [entry for entry in cells if entry.skip_reason is None]
-    notes = ignored_notes(scenario.zero_optimization, (entry.cell.strategy for entry in chosen))
+    strategies = {entry.cell.strategy for entry in chosen}
+    idle = [key for key in scenario.zero_optimization if all(why_ignored(key, strategy) for strategy in strategies)]
+    notes = ignored_notes(idle, strategies)
     spoilt: dict[str, list[str]] = {}
     for entry in chosen:
         versions = stack | releases(entry.stack)

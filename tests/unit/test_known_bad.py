@@ -166,3 +166,16 @@ def test_the_plan_says_it_before_a_launch(tmp_path: Path) -> None:
     assert "z1" not in bad
     assert any("stage3_prefetch_bucket_size: no effect at z1, z2, " in line for line in said)
     assert not any("known-bad" in line for line in forewarnings(scenario, cells, {"deepspeed": "0.19.8"}, "cpu"))
+
+
+def test_a_key_that_some_strategy_heeds_is_no_reason_to_warn():
+    from bench.environment import resources
+    from bench.plan import plan
+    from bench.scenario import Scenario
+
+    matrix = {"model": ["llama-tiny"], "strategy": ["z1", "z3"]}
+    keys = {"stage3_prefetch_bucket_size": 1000, "allgather_bucket_size": 1000}
+    scenario = Scenario.model_validate({"matrix": matrix, "zero_optimization": keys})
+    said = forewarnings(scenario, plan(scenario, resources(2)), {"deepspeed": "0.19.8"}, "cpu")
+    assert len(said) == 2  # two reasons, one key
+    assert all(line.startswith("zero_optimization allgather_bucket_size: no effect at ") for line in said)
