@@ -17,7 +17,7 @@ from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.outcome import not_built, outcome, skipped
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
-from bench.progress import MatrixProgress
+from bench.progress import MatrixProgress, duration
 from bench.record import Launch, Record
 from bench.scenario import Scenario
 from bench.store import (
@@ -182,8 +182,8 @@ def run_matrix(
             for stack in dict.fromkeys(job.planned.stack for job in wanted)
         }
         launches = [job for job in wanted if obstacle(job.planned, hosts) is None]
-        _make_references(run, [job.planned for job in launches], offer, scenario.timeout_s, console)
         known = estimate.history(results, offer.device)
+        _make_references(run, [job.planned for job in launches], offer, scenario.timeout_s, known, console)
         expected = [estimate.seconds(job.planned, known) for job in launches]
         with MatrixProgress(console, expected) as progress:
             for job in pending:
@@ -203,11 +203,21 @@ def run_matrix(
     return run, [records[job.name] for job in jobs]
 
 
-def _make_references(run: Path, cells: list[PlannedCell], offer: Resources, timeout_s: float, console: Console) -> None:
+def _make_references(
+    run: Path,
+    cells: list[PlannedCell],
+    offer: Resources,
+    timeout_s: float,
+    known: estimate.History,
+    console: Console,
+) -> None:
     """Run the references that the cells will be compared with, unless they are there."""
     jobs = references.missing(run, cells, offer)
     if not jobs:
         return
-    console.print(f"reference runs: plain PyTorch, one process, {len(jobs)} to make", highlight=False)
+    expected = duration(estimate.reference_seconds(jobs.values(), known))
+    console.print(
+        f"reference runs: plain PyTorch, one process, {len(jobs)} to make (about {expected})", highlight=False
+    )
     with console.status("reference runs"):
         references.make(run, jobs, deepspeed.environment(offer.device, None), timeout_s)
