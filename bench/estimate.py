@@ -50,11 +50,22 @@ def history(results: Path, device: str) -> History:
     )
 
 
+def _step_s(cell: Cell, config: dict[str, Any], ranks: int, known: History) -> float:
+    """Return the expected seconds of one optimizer step that ``ranks`` processes share."""
+    flops = (flops_per_token(config, cell.seq_length) or 0.0) * cell.seq_length * cell.train_batch_size
+    tflops = known.tflops.get(cell.dtype, ASSUMED_TFLOPS[known.device])
+    return flops / ranks / (tflops * 1e12)
+
+
 def seconds(planned: PlannedCell, known: History) -> float:
     """Return the expected wall time of one launch of a cell, in seconds."""
     cell = planned.cell
     if (wall_s := known.wall_s.get((planned.cell_id, planned.stack))) is not None:
         return wall_s
-    flops = (flops_per_token(planned.config, cell.seq_length) or 0.0) * cell.seq_length * cell.train_batch_size
-    tflops = known.tflops.get(cell.dtype, ASSUMED_TFLOPS[known.device])
-    return known.launch_s + cell.total_steps * flops / cell.world_size / (tflops * 1e12)
+    return known.launch_s + cell.total_steps * _step_s(cell, planned.config, cell.world_size, known)
+
+
+def reference_seconds(jobs: Iterable[dict[str, Any]], known: History) -> float:
+    """Return the expected wall time of the reference runs ``jobs`` (bench.references), which share one start-up."""
+    steps = ((job["steps"], Cell.model_validate(job["cell"]), job["model_config"]) for job in jobs)
+    return known.launch_s + sum(count * _step_s(cell, config, 1, known) for count, cell, config in steps)
