@@ -1,9 +1,12 @@
 """How long cells will take, from what earlier runs on this machine took."""
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from bench.cell import Cell
 from bench.errors import StoreError
 from bench.models.counts import flops_per_token
 from bench.plan import PlannedCell
