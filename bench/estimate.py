@@ -70,5 +70,5 @@ def seconds(planned: PlannedCell, known: History) -> float:
 
 def reference_seconds(jobs: Iterable[dict[str, Any]], known: History) -> float:
     """Return the expected wall time of the reference runs ``jobs`` (bench.references), which share one start-up."""
-    steps = ((job["steps"], Cell.model_validate(job["cell"]), job["model_config"]) for job in jobs)
+    steps = ((int(job["steps"]), Cell.model_validate(job["cell"]), job["model_config"]) for job in jobs)
     return known.launch_s + sum(count * _step_s(cell, config, 1, known) for count, cell, config in steps)
