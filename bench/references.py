@@ -6,21 +6,25 @@ RUN/references/<key>.json holds what bench.worker.reference found, or why there 
 
 import hashlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
-from bench.environment import num_cores
+from bench.environment import installed, num_cores
 from bench.launch.deepspeed import launch
 from bench.plan import PlannedCell, Resources
 from bench.store import write_json
 
 # As many steps as the counting pass takes; gradient norms are compared over its settling steps.
 STEPS = SETTLING_STEPS + COUNTED_STEPS
-# fp32 parameters, gradients, accumulated gradients and two moments; in 16 bit a copy of both more.
-_BYTES_PER_PARAM = {"fp32": 20, "bf16": 20, "fp16": 20}
+# Raised when bench.worker.reference computes something else than before: older files are then made again.
+_FORMAT = 1
+# Parameters, their gradients, the fp32 sum of these, the clipped copy, fp32 master and two moments.
+_BYTES_PER_PARAM = {"fp32": 28, "bf16": 24, "fp16": 24}
+_SERIES = ("losses", "grad_norms", "applied_grad_norms")
 
 
 def idle_steps(cell: Cell) -> tuple[int, ...]:
@@ -28,10 +32,14 @@ def idle_steps(cell: Cell) -> tuple[int, ...]:
     return (0, 1) if cell.strategy == "z0" and cell.dtype != "fp32" else (0,)
 
 
-def key(planned: PlannedCell, idle: int) -> str:
+def key(planned: PlannedCell, idle: int, device: str) -> str:
     """Return the name of a reference: 12 hex digits over all that its result depends on."""
-    cell = planned.cell
+    cell, versions = planned.cell, installed()
     settings = {
+        "format": _FORMAT,
+        "device": device,
+        "torch": versions.get("torch"),
+        "transformers": versions.get("transformers"),
         "config": planned.config,
         "corpus": planned.corpus,
         "data": cell.data.kind,
@@ -48,18 +56,31 @@ def key(planned: PlannedCell, idle: int) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """Return the content of a reference's file; ``None`` where there is none, or a torn or incomplete one."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    if isinstance(found.get("error"), str):
+        return {"error": found["error"]}
+    if not all(_is_series(found.get(name)) for name in _SERIES):
+        return None
+    if not all(math.isfinite(value) for name in _SERIES for value in found[name]):
+        return {"error": "the reference run itself did not stay finite", "final": True}
+    return {name: found[name] for name in _SERIES}
 
 
-def find(run: Path, planned: PlannedCell) -> dict[int, dict[str, Any]]:
+def _is_series(values: Any) -> bool:
+    return isinstance(values, list) and len(values) == STEPS and all(isinstance(value, float) for value in values)
+
+
+def find(run: Path, planned: PlannedCell, device: str) -> dict[int, dict[str, Any]]:
     """Return the references of a cell by their idle steps; each has its ``key``, and figures or an ``error``."""
     found = {}
     for idle in idle_steps(planned.cell):
-        name = key(planned, idle)
+        name = key(planned, idle, device)
         result = _read(run / "references" / f"{name}.json") or {"error": "it was not run"}
         found[idle] = result | {"key": name}
     return found
@@ -79,9 +100,10 @@ def missing(run: Path, cells: list[PlannedCell], offer: Resources) -> dict[str, 
     jobs: dict[str, dict[str, Any]] = {}
     for planned in cells:
         for idle in idle_steps(planned.cell):
-            name = key(planned, idle)
+            name = key(planned, idle, offer.device)
             out = run / "references" / f"{name}.json"
-            if name in jobs or "losses" in (_read(out) or {}):
+            known = _read(out) or {"error": "it was not run"}
+            if name in jobs or "error" not in known or known.get("final"):
                 continue
             if reason := _misfit(planned, offer):
                 write_json(out, {"error": reason})

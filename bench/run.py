@@ -127,7 +127,7 @@ def _launch(job: Job, scenario: Scenario, run: Path, host: Host, device: str, pr
         timeout_s=scenario.timeout_s,
         device=device,
         num_cores=num_cores(),
-        references=references.find(run, job.planned),
+        references=references.find(run, job.planned, device),
         stacks=ended.stacks,
         oom_kills=ended.oom_kills,
     )

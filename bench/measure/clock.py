@@ -13,12 +13,14 @@ class StepTimes:
     """One entry per step. ``thread_cpu_s`` is CPU time of the thread that drives the step.
 
     ``witness_s`` is the sum of the same steps by a clock of its own that waits for the device by itself: what it has
-    more, the clock around the steps has missed.
+    more, the clock around the steps has missed. ``tokens``: what this rank was fed, per step.
     """
 
     wall_s: list[float] = field(default_factory=list)
     thread_cpu_s: list[float] = field(default_factory=list)
     witness_s: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    skipped_steps: int = 0
 
 
 def synchronize(device: torch.device) -> None:

@@ -29,9 +29,12 @@ class Evidence:
 
 def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding]:
     found = []
-    if result["skipped_steps"]:
-        text = f"{result['skipped_steps']} optimizer steps were skipped: their time is not a step's time"
+    if timed := max(rank["skipped_in_timing"] for rank in result["ranks"]):
+        text = f"{timed} timed optimizer steps were skipped: their time is not a step's time"
         found.append(Finding(check="applied steps", verdict="suspect", text=text))
+    elif result["skipped_steps"]:
+        text = f"{result['skipped_steps']} optimizer steps were skipped before the timed ones"
+        found.append(Finding(check="applied steps", verdict="note", text=text))
     if expected_params is not None and expected_params != result["num_params"]:
         text = f"the model has {result['num_params']} parameters, its configuration says {expected_params}"
         found.append(Finding(check="parameter count", verdict="suspect", text=text))
@@ -41,6 +44,18 @@ def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding
         found.append(Finding(check="parameter count", verdict="suspect", text=text))
     if not all(rank["steady"] for rank in result["ranks"]):
         found.append(Finding(check="steady traffic", verdict="suspect", text="two counted steps moved different bytes"))
+    return found
+
+
+def _predicted(result: dict[str, Any], evidence: Evidence) -> list[Finding]:
+    """Hold traffic and memory against what DeepSpeed's code is known to do; memory for the same release as traffic."""
+    if evidence.practice is None:
+        text = f"no prediction of traffic and memory for this cell under deepspeed {result['stack'].get('deepspeed')}"
+        return [Finding(check="traffic", verdict="note", text=text)]
+    found = traffic.differences(evidence.comm, evidence.practice) + memory.check(evidence.memory)
+    if not any(rank.points for rank in evidence.memory.ranks):
+        text = f"memory is not decomposed here ({evidence.memory.kind}), so it was not compared"
+        found.append(Finding(check="memory", verdict="note", text=text))
     return found
 
 
@@ -58,9 +73,7 @@ def examine(planned: PlannedCell, result: dict[str, Any], evidence: Evidence) ->
     found += settings.other_releases(planned.stack, result["stack"])
     found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
     found += _counts(result, planned.params.total if planned.params else None)
-    found += traffic.differences(evidence.comm, evidence.practice)
-    # Memory is predicted for the release that traffic is predicted for.
-    found += memory.check(evidence.memory) if evidence.practice else []
+    found += _predicted(result, evidence)
     found += memory_pressure(evidence.log)
     found += [
         Finding(check="ignored settings", verdict="note", text=text)

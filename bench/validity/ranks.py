@@ -20,6 +20,19 @@ def check(cell: Cell, result: dict[str, Any]) -> list[Finding]:
     if len(set(traffic)) > 1:
         text = f"the ranks moved different bytes in the counted step: {', '.join(f'{n:,}' for n in traffic)}"
         found.append(Finding(check="ranks", verdict="suspect", text=text))
+    fed = {tokens for rank in ranks for tokens in rank["tokens_per_step"]}
+    asked = cell.train_micro_batch_size_per_gpu * cell.gradient_accumulation_steps * cell.seq_length
+    steps = {len(rank["tokens_per_step"]) for rank in ranks} | {len(rank["step_times_s"]) for rank in ranks}
+    if fed != {asked} or steps != {cell.steps}:
+        text = (
+            f"{cell.steps} timed steps of {asked} tokens per rank were asked for, there were {sorted(steps)} of "
+            f"{sorted(fed)}"
+        )
+        found.append(Finding(check="ranks", verdict="invalid", text=text))
+    prints = {tuple(rank["fingerprint"]) for rank in ranks if rank["fingerprint"] is not None}
+    if len(prints) > 1:
+        text = "the ranks end with different parameters, though each holds the whole model"
+        found.append(Finding(check="ranks", verdict="invalid", text=text))
     taken = {rank["optimizer_steps"] for rank in ranks}
     applied = cell.total_steps - result["skipped_steps"]
     if taken != {applied}:

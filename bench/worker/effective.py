@@ -48,6 +48,14 @@ def _checkpointing(model: nn.Module) -> str:
     return "reentrant" if reentrant else "non-reentrant"
 
 
+def _dropout(model: nn.Module) -> float:
+    """Return the largest dropout that the model's configuration asks for, defaults of its family included."""
+    config = getattr(model, "config", None)
+    values = vars(config).items() if config is not None else ()
+    rates = [float(v) for k, v in values if "drop" in k and isinstance(v, int | float) and not isinstance(v, bool)]
+    return max(rates, default=0.0)
+
+
 def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
     inner = inner_optimizer(engine)
     group = inner.param_groups[0]
@@ -63,6 +71,7 @@ def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
         "model_dtype": _dtype(next(model.parameters()).dtype),
         "num_trainable_params": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad),
         "activation_checkpointing": _checkpointing(model),
+        "dropout": _dropout(model),
         "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1),
     }
 

@@ -118,3 +118,14 @@ def shards(engine: Any) -> dict[str, int | None]:
         "gradients": _numel(grads) if grads else None,
         "optimizer_states": _numel(state for state in states if state.dim()),
     }
+
+
+def fingerprint(engine: Any) -> list[int] | None:
+    """Return a sum over the bits of each parameter, equal where they are; ``None`` where ranks hold shards."""
+    params = list(engine.module.parameters())
+    if any(hasattr(param, "ds_tensor") for param in params):
+        return None
+    integers = {2: torch.int16, 4: torch.int32}
+    return [
+        int(param.detach().contiguous().view(integers[param.element_size()]).sum(dtype=torch.int64)) for param in params
+    ]

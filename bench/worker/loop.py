@@ -57,7 +57,7 @@ class Counted:
     # Of the settling steps only: looking at gradients takes memory, which the counted steps measure.
     grad_norms: list[float | None] = field(default_factory=list)
     applied: list[Applied] = field(default_factory=list)
-    skipped_in_settling: int = 0
+    skipped_steps: int = 0
     shards: dict[str, int | None] = field(default_factory=dict)
 
 
@@ -91,7 +91,6 @@ class Loop:
                 norm = reported_grad_norm(self.engine)
                 counted.grad_norms.append(norms[-1] if norm is None and norms else norm)
                 counted.applied.append(gradients.take())
-        counted.skipped_in_settling = int(self.engine.skipped_steps)
         nodes = nodes_of_ranks()
         previous: list[Collective] | None = None
         for _ in range(COUNTED_STEPS):
@@ -110,6 +109,7 @@ class Loop:
             counted.collectives = recorder.events
             counted.steady = previous is None or previous == recorder.events
             previous = recorder.events
+        counted.skipped_steps = int(self.engine.skipped_steps)
         return counted
 
     def timed_pass(self) -> StepTimes:
@@ -117,6 +117,7 @@ class Loop:
         for _ in range(self.cell.warmup_steps):
             self.losses.append(train_step(self.engine, self._batches()))
         times = StepTimes()
+        skipped_before = int(self.engine.skipped_steps)
         for _ in range(self.cell.steps):
             batches = self._batches()
             dist.barrier()  # outside the clock: all ranks start together
@@ -125,5 +126,7 @@ class Loop:
                 loss = train_step(self.engine, batches)
             synchronize(self.device)  # finds nothing left to wait for, if the clock has waited
             times.witness_s += time.monotonic() - began
+            times.tokens.append(sum(batch.numel() for batch in batches))
             self.losses.append(loss)
+        times.skipped_steps = int(self.engine.skipped_steps) - skipped_before
         return times

@@ -34,6 +34,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     import deepspeed
     import torch
     import torch.distributed as dist
+    import transformers
     from deepspeed.accelerator import get_accelerator
 
     from bench.cell import Cell
@@ -44,6 +45,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     from bench.worker.effective import effective_settings
     from bench.worker.engine import build_engine, optimizer_steps, zero_config
     from bench.worker.failure import UnsupportedError
+    from bench.worker.holdings import fingerprint
     from bench.worker.loop import Loop
     from bench.worker.model import DTYPES, build_model, count_params
 
@@ -105,7 +107,10 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         "optimizer_steps": optimizer_steps(engine) - effective["optimizer_steps_at_start"],
         "grad_norms": counted.grad_norms,
         "applied": [dataclasses.asdict(seen) for seen in counted.applied],
-        "skipped_in_settling": counted.skipped_in_settling,
+        "skipped_in_counting": counted.skipped_steps,
+        "skipped_in_timing": times.skipped_steps,
+        "tokens_per_step": times.tokens,
+        "fingerprint": fingerprint(engine),
         "memory": {
             "init_peak_bytes": init_peak_bytes,
             "steady_bytes": counted.steady_bytes,
@@ -132,7 +137,10 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         "stack": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            **{name: importlib.metadata.version(name) for name in ("deepspeed", "transformers", "accelerate")},
+            # What was imported, which need not be what is installed under that name.
+            "deepspeed": deepspeed.__version__,
+            "transformers": transformers.__version__,
+            "accelerate": importlib.metadata.version("accelerate"),
         },
         "num_threads": torch.get_num_threads(),
         "effective": effective,

@@ -34,7 +34,8 @@ def _global_gradient(
     params = [p for p in model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p, dtype=torch.float32) for p in params]
     size = cell.train_micro_batch_size_per_gpu
-    scale = _FP16_SCALE if cell.dtype == "fp16" else 1.0
+    # As DeepSpeed scales: so an overflow in fp16 is one here too.
+    scale = (_FP16_SCALE if cell.dtype == "fp16" else 1.0) / cell.gradient_accumulation_steps
     losses = []
     for first in range(0, cell.train_batch_size, size):
         batch = torch.stack([row(cell, vocab_size, step, first + i) for i in range(size)]).to(device)

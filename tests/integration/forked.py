@@ -101,5 +101,5 @@ class Ranks:
             timeout_s=120.0,
             device="cpu",
             num_cores=8,  # these runs are not about time
-            references=references.find(self.path, cell),
+            references=references.find(self.path, cell, OFFER.device),
         )

@@ -315,6 +315,30 @@ def the_peak_is_reset_before_it_is_read():
     loop.train_step = step
 
 
+def timed_steps_are_fed_half():
+    real = loop.Loop.timed_pass
+
+    def timed_pass(self):
+        batches = loop.micro_batches
+        loop.micro_batches = lambda *args: [batch[:, : batch.shape[1] // 2] for batch in batches(*args)]
+        return real(self)
+
+    loop.Loop.timed_pass = timed_pass
+
+
+def a_replica_drifts():
+    if dist_rank() == 1:
+        real = loop.train_step
+
+        def step(built, *args):
+            loss = real(built, *args)
+            with torch.no_grad():
+                next(built.module.parameters())[0].mul_(1.01)
+            return loss
+
+        loop.train_step = step
+
+
 FAULTS = {
     name: value
     for name, value in globals().items()

@@ -20,7 +20,7 @@ REFERENCE: dict[str, Any] = {
 def result(norms: list[Any] = NORMS, applied: list[float] = APPLIED, copies: int = 1, **changes: Any) -> dict[str, Any]:
     """Two ranks that share (``copies`` 1) or each hold (2) a gradient of 1000 elements."""
     each = [{"squares": norm**2 * copies / 2, "num_elements": 500 * copies} for norm in applied]
-    rank = {"grad_norms": norms, "applied": each, "skipped_in_settling": 0}
+    rank = {"grad_norms": norms, "applied": each, "skipped_in_counting": 0}
     return {
         "num_params": 1000,
         "effective": {"optimizer_steps_at_start": 0},
@@ -92,7 +92,7 @@ def test_without_a_reference_the_row_is_unchecked_with_the_reason() -> None:
 
 def test_steps_skipped_early_leave_nothing_to_compare() -> None:
     left = result()
-    left["ranks"] = [left["ranks"][0], left["ranks"][1] | {"skipped_in_settling": 1}]
+    left["ranks"] = [left["ranks"][0], left["ranks"][1] | {"skipped_in_counting": 1}]
     assert [verdict for verdict, _, _ in judged(left, [1.0] * 5)] == ["unchecked"]
 
 

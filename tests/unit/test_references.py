@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from bench.plan import PlannedCell, Resources, plan
 from bench.scenario import Scenario
 
 OFFER = Resources(device="cpu", slots=8, memory_bytes=2**34, shared=True)
-FIGURES = {"losses": [1.0], "grad_norms": [1.0], "applied_grad_norms": [1.0]}
+FIGURES: dict[str, Any] = {name: [1.0] * references.STEPS for name in ("losses", "grad_norms", "applied_grad_norms")}
 
 
 def planned(settings: dict[str, Any] | None = None, **axes: Any) -> list[PlannedCell]:
@@ -19,7 +20,7 @@ def planned(settings: dict[str, Any] | None = None, **axes: Any) -> list[Planned
 
 
 def keys(cells: list[PlannedCell]) -> set[str]:
-    return {references.key(cell, 0) for cell in cells}
+    return {references.key(cell, 0, "cpu") for cell in cells}
 
 
 def test_all_strategies_of_one_global_batch_share_a_reference() -> None:
@@ -57,25 +58,35 @@ def test_stage_0_in_16_bit_may_need_the_one_with_an_idle_step_too(tmp_path: Path
 
 def test_one_that_is_there_is_not_made_again_and_one_that_failed_is(tmp_path: Path) -> None:
     (cell,) = planned()
-    out = tmp_path / "references" / f"{references.key(cell, 0)}.json"
+    out = tmp_path / "references" / f"{references.key(cell, 0, 'cpu')}.json"
     out.parent.mkdir()
     out.write_text(json.dumps(FIGURES))
     assert references.missing(tmp_path, [cell], OFFER) == {}
-    for text in ('{"error": "x"}', '{"los', "[]"):
+    short, empty = FIGURES | {"losses": [1.0]}, FIGURES | {"grad_norms": [None] * references.STEPS}
+    for text in ('{"error": "x"}', '{"los', "[]", '"x"', '{"losses": null}', json.dumps(short), json.dumps(empty)):
         out.write_text(text)
         assert len(references.missing(tmp_path, [cell], OFFER)) == 1
+
+
+def test_one_that_did_not_stay_finite_is_no_reference_and_is_not_made_again(tmp_path: Path) -> None:
+    (cell,) = planned()
+    out = tmp_path / "references" / f"{references.key(cell, 0, 'cpu')}.json"
+    out.parent.mkdir()
+    out.write_text(json.dumps(FIGURES | {"losses": [1.0] * (references.STEPS - 1) + [math.nan]}))
+    assert references.find(tmp_path, cell, "cpu")[0]["error"] == "the reference run itself did not stay finite"
+    assert references.missing(tmp_path, [cell], OFFER) == {}
 
 
 def test_a_model_that_one_process_cannot_hold_is_noted_and_not_tried(tmp_path: Path) -> None:
     cells = planned(model="llama-2-7b", strategy="z3", world_size=64)
     assert references.missing(tmp_path, cells, OFFER) == {}
-    (found,) = references.find(tmp_path, cells[0]).values()
-    assert found["error"].startswith("one process would need 125.5 GiB, there are 16.0 GiB")
+    (found,) = references.find(tmp_path, cells[0], "cpu").values()
+    assert found["error"].startswith("one process would need 150.6 GiB, there are 16.0 GiB")
 
 
 def test_a_reference_that_was_never_made_says_so(tmp_path: Path) -> None:
     (cell,) = planned()
-    assert references.find(tmp_path, cell)[0]["error"] == "it was not run"
+    assert references.find(tmp_path, cell, "cpu")[0]["error"] == "it was not run"
 
 
 def test_a_job_that_ends_its_process_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

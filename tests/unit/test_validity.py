@@ -71,8 +71,10 @@ def rank(number: int, **changes: Any) -> dict[str, Any]:
         "node": 0,
         "optimizer_steps": 18,
         "collectives": [{"num_bytes": 10, "count": 3}],
-        "step_times_s": [1.0, 1.0],
-        "witness_s": 2.1,
+        "step_times_s": [1.0] * 10,
+        "tokens_per_step": [128] * 10,
+        "fingerprint": [3, 4],
+        "witness_s": 10.1,
     } | changes
 
 
@@ -102,13 +104,26 @@ def test_ranks_that_moved_different_bytes_are_suspect() -> None:
     assert (check, found, text.endswith("30, 20")) == ("ranks", "suspect", True)
 
 
+@pytest.mark.parametrize("change", [{"tokens_per_step": [64] * 10}, {"tokens_per_step": [128] * 9}])
+def test_timed_steps_that_were_fed_less_are_invalid(change: dict[str, Any]) -> None:
+    ((check, found, text),) = checked(rank(0), rank(1, **change))
+    assert (check, found) == ("ranks", "invalid")
+    assert text.startswith("10 timed steps of 128 tokens per rank were asked for")
+
+
+def test_replicas_that_end_apart_are_invalid_and_shards_have_no_fingerprint() -> None:
+    ((check, found, _),) = checked(rank(0), rank(1, fingerprint=[3, 5]))
+    assert (check, found) == ("ranks", "invalid")
+    assert checked(rank(0, fingerprint=None), rank(1, fingerprint=None)) == []
+
+
 def test_a_step_driven_but_not_taken_is_invalid() -> None:
     ((check, found, text),) = checked(rank(0), rank(1, optimizer_steps=17))
     assert (check, found) == ("applied steps", "invalid")
     assert "18 optimizer steps were driven, the optimizer's own count says [17, 18]" in text
 
 
-@pytest.mark.parametrize(("walls", "doubted"), [((2.1, 2.1), False), ((2.1, 9.0), False), ((4.0, 5.0), True)])
+@pytest.mark.parametrize(("walls", "doubted"), [((10.1, 10.1), False), ((10.1, 40.0), False), ((14.0, 20.0), True)])
 def test_time_that_no_rank_accounts_for_is_named(walls: tuple[float, float], doubted: bool) -> None:
     found = [rank(number, witness_s=wall) for number, wall in enumerate(walls)]
     assert bool(ranks.clock(cell("z1", n=2), {"ranks": found})) is doubted
