@@ -52,8 +52,9 @@ def _dropout(model: nn.Module) -> float:
     """Return the largest dropout that the model's configuration asks for, defaults of its family included."""
     config = getattr(model, "config", None)
     values = vars(config).items() if config is not None else ()
-    rates = [float(v) for k, v in values if "drop" in k and isinstance(v, int | float) and not isinstance(v, bool)]
-    return max(rates, default=0.0)
+    # Those of heads that a causal language model has not are in its configuration too.
+    found = {k: v for k, v in values if "drop" in k and not k.startswith(("summary_", "classifier"))}
+    return max((float(v) for v in found.values() if isinstance(v, int | float)), default=0.0)
 
 
 def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
