@@ -18,6 +18,7 @@ from bench.record import Record
 from bench.stacks import INSTALLED
 from bench.store import read_manifest, read_records, record_name, row_name
 from bench.validity.forewarn import forewarnings
+from bench.validity.known_bad import judged_again
 
 if TYPE_CHECKING:  # pandas takes a second to import; plan does without
     from bench.analysis.tables import Table
@@ -109,7 +110,8 @@ def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the manifest, and the records of the cells that it lists, in its order."""
     manifest = read_manifest(run)
     order = {_key(cell): number for number, cell in enumerate(manifest["cells"])}
-    records = [record for record in read_records(run) if (record.cell_id, record.requested_stack) in order]
+    stored = [record for record in read_records(run) if (record.cell_id, record.requested_stack) in order]
+    records = [judged_again(record) for record in stored]
     if not records:
         raise StoreError(f"{run}: no row there yet; go on with 'zerostage run {manifest['scenario_path']}'")
     return manifest, sorted(records, key=lambda record: (order[record.cell_id, record.requested_stack], record.repeat))

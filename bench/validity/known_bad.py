@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from bench.cell import Cell
-from bench.record import Finding
+from bench.record import Finding, Record, verdict
 from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3
 
 CHECK = "known-bad release"
@@ -143,6 +143,17 @@ def known_bad(stack: dict[str, str], cell: Cell, effective: dict[str, Any]) -> l
         Finding(check=CHECK, verdict=entry.verdict, text=_sentence(entry, stack), affects=entry.affects)
         for entry in matching(stack, cell, effective)
     ]
+
+
+def judged_again(record: Record) -> Record:
+    """Return a stored row with what has become known of its release since it was measured."""
+    if record.status != "completed" or record.comm is None:
+        return record
+    said = {finding.text for finding in record.findings}
+    facts_then = record.effective | {"backend": record.comm.backend}
+    new = [finding for finding in known_bad(record.stack, record.cell, facts_then) if finding.text not in said]
+    findings = record.findings + new
+    return record.model_copy(update={"findings": findings, "validity": verdict(findings)}) if new else record
 
 
 def _sentence(entry: Entry, stack: dict[str, str]) -> str:

@@ -179,3 +179,20 @@ def test_a_key_that_some_strategy_heeds_is_no_reason_to_warn():
     said = forewarnings(scenario, plan(scenario, resources(2)), {"deepspeed": "0.19.8"}, "cpu")
     assert len(said) == 2  # two reasons, one key
     assert all(line.startswith("zero_optimization allgather_bucket_size: no effect at ") for line in said)
+
+
+def test_a_stored_row_is_judged_by_what_is_known_today():
+    from pathlib import Path
+
+    from bench.record import parse_record
+    from bench.validity.known_bad import judged_again
+
+    path = Path(__file__).parents[1] / "data" / "records" / "v1-completed.json"
+    record = parse_record(path.read_text(), str(path))
+    assert judged_again(record) == record
+    cell = record.cell.model_copy(update={"strategy": "z2", "gradient_accumulation_steps": 2})
+    old = record.model_copy(update={"cell": cell, "stack": record.stack | {"deepspeed": "0.18.0"}})
+    again = judged_again(old)
+    assert again.validity == "invalid"
+    assert [finding.check for finding in again.findings if finding not in old.findings] == ["known-bad release"]
+    assert judged_again(again) == again
