@@ -105,6 +105,8 @@ def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
     if settings.get("stage3_module_granularity_threshold"):
         return None
     limits: dict[str, Any] = {_LIMITS[key]: value for key, value in settings.items() if key in _LIMITS}
+    if settings.get("stage3_allgather_sequential"):
+        limits["prefetch_bucket_size"] = 1  # runtime/engine.py, _configure_zero_optimizer
     fetched = gathers(
         model,
         Limits(**limits),
