@@ -97,7 +97,7 @@ def test_temporaries_of_the_update():
     [
         (0, 39, 32_768),  # half of the embedding; 0 acts like 1: each tensor is a group
         (1, 39, 32_768),
-        # A group that the 9 tensors of a layer began ends with the tensor that fills it: the output embedding.
+        # The last three norms (32 each) begin a group that the output embedding fills.
         (1000, None, 32_864),
         (PSI, 1, PSI // 2),
     ],
