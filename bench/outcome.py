@@ -29,6 +29,7 @@ from bench.record import (
     verdict,
 )
 from bench.status import judge_launch
+from bench.validity.cores import oversubscribed
 from bench.validity.examine import Evidence, examine
 from bench.validity.ranks import clock
 from bench.zero.memory import predict
@@ -52,11 +53,7 @@ def _timing(cell: Cell, result: dict[str, Any], device: str, num_cores: int) -> 
         step_thread_cpu_times_s=cpus,
         suspect_reasons=[
             *clock(cell, result),
-            *(
-                [f"{cell.world_size} ranks of {num_threads} threads share {num_cores} cores"]
-                if device == "cpu" and cell.world_size * num_threads > num_cores
-                else []
-            ),
+            *(oversubscribed(cell.world_size, num_threads, num_cores) if device == "cpu" else []),
         ],
     )
 
@@ -141,6 +138,15 @@ def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
 def not_built(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:
     """Return the row of a cell whose environment or compiled op could not be made."""
     return _blank(planned, repeat, device, "build_error", reason)
+
+
+def unjudged(planned: PlannedCell, repeat: int, *, log: Path, launch: Launch, device: str, error: Exception) -> Record:
+    """Return the row of a launch that ``outcome`` failed to judge: the fault is zerostage's, the launch stays."""
+    fault = f"{type(error).__name__}: {error}"
+    reason = f"zerostage could not judge this row: {fault} (a fault of zerostage; see {launch.log})"
+    record = _blank(planned, repeat, device, "crashed", reason)
+    tail = _text(log).splitlines()[-LOG_TAIL_LINES:]
+    return record.model_copy(update={"launch": launch.model_copy(update={"log_tail": tail})})
 
 
 def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reason: str | None) -> Record:

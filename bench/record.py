@@ -318,13 +318,13 @@ def parse_record(text: str, name: str) -> Record:
             version += 1
             data["schema_version"] = version
         return Record.model_validate(data)
-    except (KeyError, ValidationError) as error:
-        detail = (
-            "; ".join(f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors()[:3])
-            if isinstance(error, ValidationError)
-            else f"missing {error}"
-        )
-        raise StoreError(f"{name}: damaged record ({detail}); {remedy}") from None
+    except ValidationError as error:
+        detail = "; ".join(f"'{'.'.join(map(str, e['loc']))}': {e['msg']}" for e in error.errors()[:3])
+    except KeyError as error:
+        detail = f"missing {error}"
+    except (TypeError, ValueError, AttributeError) as error:  # an upgrade met content of another form
+        detail = str(error)
+    raise StoreError(f"{name}: damaged record ({detail}); {remedy}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bench.errors import StoreError
 from bench.hosts import Host, obstacle, prepare
 from bench.launch import deepspeed, extensions
 from bench.launch.processes import RUN_MARKER, kill_marked
-from bench.outcome import not_built, outcome, skipped
+from bench.outcome import not_built, outcome, skipped, unjudged
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
 from bench.progress import MatrixProgress, duration
 from bench.record import Launch, Record
@@ -111,28 +111,41 @@ def _launch(job: Job, scenario: Scenario, run: Path, host: Host, device: str, pr
         ended = deepspeed.launch(
             argv, env, run=run, log=log, timeout_s=scenario.timeout_s, work=work, on_tick=progress.tick
         )
-    record = outcome(
-        job.planned,
-        job.repeat,
-        work=work,
-        log=log,
-        launch=Launch(
-            command=["deepspeed", *argv[3:-1], f"work/{job.name}/job.json"],
-            started_at=started_at,
-            wall_time_s=ended.wall_time_s,
-            exit_status=ended.status,
-            log=f"logs/{job.name}.log",
-            log_tail=[],
-        ),
-        timeout_s=scenario.timeout_s,
-        device=device,
-        num_cores=num_cores(),
-        references=references.find(run, job.planned, device),
-        stacks=ended.stacks,
-        oom_kills=ended.oom_kills,
+    launch = Launch(
+        command=["deepspeed", *argv[3:-1], f"work/{job.name}/job.json"],
+        started_at=started_at,
+        wall_time_s=ended.wall_time_s,
+        exit_status=ended.status,
+        log=f"logs/{job.name}.log",
+        log_tail=[],
     )
+    record = _judge(job, launch, ended, run=run, work=work, log=log, timeout_s=scenario.timeout_s, device=device)
     shutil.rmtree(work, ignore_errors=True)
     return record
+
+
+def _judge(
+    job: Job, launch: Launch, ended: deepspeed.Exit, *, run: Path, work: Path, log: Path, timeout_s: float, device: str
+) -> Record:
+    """Return the record of a launch; where judging it fails, one that says so: it must not cost the other rows."""
+    try:
+        return outcome(
+            job.planned,
+            job.repeat,
+            work=work,
+            log=log,
+            launch=launch,
+            timeout_s=timeout_s,
+            device=device,
+            num_cores=num_cores(),
+            references=references.find(run, job.planned, device),
+            stacks=ended.stacks,
+            oom_kills=ended.oom_kills,
+        )
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(work / "result.json", log.with_suffix(".result.json"))
+        return unjudged(job.planned, job.repeat, log=log, launch=launch, device=device, error=error)
 
 
 def run_matrix(

@@ -5,11 +5,14 @@ import linecache
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from bench import messages
 from bench.hang import RankStack, judge_stacks
 from bench.record import Failure, Status
+
+# What a rank says of itself that no time-out after it can change.
+_SETTLED = ("oom", "unsupported", "config_error", "build_error")
 
 
 def _first_failure(work: Path) -> dict[str, Any] | None:
@@ -17,10 +20,18 @@ def _first_failure(work: Path) -> dict[str, Any] | None:
     failures = []
     for path in work.glob("failure.rank*.json"):
         try:
-            failures.append(json.loads(path.read_text()))
-        except ValueError:  # the rank died while writing it
+            left = json.loads(path.read_text())
+            _failure(left)
+            if left["status"] in get_args(Status):
+                failures.append(left | {"time": float(left["time"])})
+        except (ValueError, TypeError, KeyError):  # the rank died while writing it, or another program wrote it
             continue
     return min(failures, key=lambda each: (messages.is_lost_peer(each["message"]), each["time"]), default=None)
+
+
+def _failure(left: dict[str, Any]) -> Failure:
+    """Return what the record keeps of a rank's file; raises ``ValueError`` or ``TypeError`` if it is not one."""
+    return Failure(**{key: left[key] for key in Failure.model_fields if key in left})
 
 
 def _signal_name(status: int) -> str | None:
@@ -54,8 +65,11 @@ def _watchdog(log: str) -> str | None:
 
 
 def _out_of_time(
-    stacks: Sequence[RankStack], timeout_s: float, world_size: int, first: dict[str, Any] | None
+    stacks: Sequence[RankStack], timeout_s: float, world_size: int, first: dict[str, Any] | None, device: str
 ) -> tuple[Status, str]:
+    if first and first["status"] in _SETTLED:
+        status, reason = _spoken(first, None, lost=False, device=device)
+        return status, f"{reason}; the ranks did not end and were killed at the time-out of {timeout_s:g} s"
     hung, words = judge_stacks(stacks, world_size, linecache.getline)
     late = f"not done after {timeout_s:g} s, killed"
     reason = f"{words}; {late}" if hung else f"{late}; {words}" if words else late
@@ -94,17 +108,22 @@ def judge_launch(
     did not by the log.
     """
     first = _first_failure(work)
-    failure = Failure(**{key: first[key] for key in Failure.model_fields if key in first}) if first else None
+    failure = _failure(first) if first else None
     if exit_status is None:
-        return *_out_of_time(stacks, timeout_s, world_size, first), failure
+        return *_out_of_time(stacks, timeout_s, world_size, first, device), failure
     if exit_status == 0 and first is None and (work / "result.json").is_file():
         return "completed", None, None
     code = messages.rank_exit(log)
     name = _signal_name(exit_status if code is None or code >= 0 else code)
     lost = first is not None and messages.is_lost_peer(first["message"])
     # The launcher may see the peers of a killed rank end before it sees the rank; when it is killed itself, it is 0.
-    if oom_kills and (name == "SIGKILL" or lost or exit_status == 0):
-        return "host_oom", f"a rank was killed by SIGKILL, and {oom_kills}", failure
+    # Another signal is another cause: the OOM killer sends no other.
+    if oom_kills and (name == "SIGKILL" or (name is None and (lost or exit_status == 0))):
+        return (
+            "host_oom",
+            f"a rank {'was killed by SIGKILL' if name else 'ended without a word'}, and {oom_kills}",
+            failure,
+        )
     if (first is None or lost or first["status"] == "hang") and (waited := _watchdog(log)):
         return "hang", waited, failure
     killer = ", without evidence of the kernel's OOM killer" if name == "SIGKILL" else ""

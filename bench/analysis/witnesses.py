@@ -41,6 +41,14 @@ def _disagrees(record: Record) -> bool:
     return any(finding.check == "parity" and finding.verdict == "invalid" for finding in record.findings)
 
 
+def _unchecked(record: Record) -> str | None:
+    """Return why a row was not compared with a reference run; ``None`` when it was."""
+    if record.parity is None or record.parity.reference is not None:
+        return None
+    said = (finding.text for finding in record.findings if finding.check == "parity")
+    return next(said, "not compared with a reference run")
+
+
 def _sentences(rows: list[Record]) -> list[str]:
     witnesses = [row for row in rows if row.cell.strategy in _WITNESSES]
     if len({row.cell.strategy for row in witnesses}) < 2 or not all(_agree(witnesses[0], row) for row in witnesses[1:]):
@@ -51,15 +59,25 @@ def _sentences(rows: list[Record]) -> list[str]:
             f"{names} agree with each other and not with the reference run: suspect the reference "
             f"({witnesses[0].label}), not these rows."
         ]
-    unchecked = [row for row in rows if row.parity is not None and row.parity.reference is None]
-    odd = [row.label for row in unchecked if not _agree(witnesses[0], row)]
+    unchecked = [row for row in rows if row.cell.strategy not in _WITNESSES and _unchecked(row)]
+    odd = [row for row in unchecked if not _agree(witnesses[0], row)]
+    agreeing = [row for row in unchecked if _agree(witnesses[0], row)]
+    found = []
     if odd:
-        return [f"No reference run; {names} agree with each other, and these rows do not: {', '.join(odd)}."]
-    if unchecked:
-        return [
-            f"No reference run; in the first step {names} and {len(unchecked) - len(witnesses)} further rows agree."
-        ]
-    return []
+        found.append(
+            f"{names} agree with each other in the first step, and these rows, which no reference run checked, do "
+            f"not: {', '.join(dict.fromkeys(row.label for row in odd))} ({_reasons(odd)})."
+        )
+    if agreeing:
+        found.append(
+            f"In the first step {names} and {len(agreeing)} further row{'s' if len(agreeing) > 1 else ''} agree, which "
+            f"no reference run checked ({_reasons(agreeing)})."
+        )
+    return found
+
+
+def _reasons(rows: list[Record]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, map(_unchecked, rows))))
 
 
 def witnesses(records: Iterable[Record]) -> list[str]:

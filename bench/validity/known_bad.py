@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from bench.cell import Cell
 from bench.record import Finding, Record, verdict
+from bench.zero.defaults import SWITCHES
 from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3
 
 CHECK = "known-bad release"
@@ -83,14 +84,10 @@ def table() -> tuple[Entry, ...]:
 
 
 def _default(key: str, strategy: str) -> bool | None:
-    """Return DeepSpeed's default of the switches that the table asks about (runtime/zero/config.py)."""
+    """Return DeepSpeed's default of the switch ``key``; ``None`` for what is no switch."""
     if key == "overlap_comm":
         return STRATEGIES[strategy].zero_stage == 3
-    return {
-        "contiguous_gradients": True,
-        "use_multi_rank_bucket_allreduce": True,
-        "stage3_use_all_reduce_for_fetch_params": False,
-    }.get(key)
+    return SWITCHES.get(key)
 
 
 def facts(cell: Cell, effective: dict[str, Any]) -> dict[str, Any]:

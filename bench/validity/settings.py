@@ -5,6 +5,7 @@ from typing import Any
 from bench.cell import Cell
 from bench.record import Finding
 from bench.stacks import is_release, releases
+from bench.zero.applicability import why_ignored
 from bench.zero.stages import STRATEGIES
 
 _CHECK = "effective settings"
@@ -28,19 +29,35 @@ def _asked(cell: Cell) -> dict[str, Any]:
         "activation_checkpointing": "non-reentrant" if cell.activation_checkpointing else "none",
         "offload_optimizer": False,
         "offload_param": False,
-        **cell.zero_optimization,
+        **_zero(cell.zero_optimization),
     }
+
+
+def _zero(settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what DeepSpeed sets itself: gathering one by one makes the prefetch bucket 1 (runtime/engine.py)."""
+    given_up = {"stage3_prefetch_bucket_size"} if settings.get("stage3_allgather_sequential") else set()
+    return {key: value for key, value in settings.items() if key not in given_up}
 
 
 def differences(cell: Cell, effective: dict[str, Any]) -> list[Finding]:
     """Return a finding for every requested setting that the engine, asked after it was built, does not run.
 
-    A setting that this release keeps nowhere cannot be compared and gives none.
+    A setting that this release keeps nowhere cannot be compared: of ``zero_optimization``, where it has an effect, a
+    note says so.
     """
-    return [
+    differing = [
         Finding(check=_CHECK, verdict="suspect", text=f"asked for {key} {value}, the engine runs {effective[key]}")
         for key, value in _asked(cell).items()
         if key in effective and effective[key] != value and not (effective[key] is None and key != "zero_stage")
+    ]
+    return differing + [
+        Finding(
+            check=_CHECK,
+            verdict="note",
+            text=f"asked for {key} {value}; this release keeps it nowhere that can be read back",
+        )
+        for key, value in cell.zero_optimization.items()
+        if key not in effective and why_ignored(key, cell.strategy) is None
     ]
 
 

@@ -14,9 +14,8 @@ from bench.measure.memory import StorageMeter
 from bench.measure.modules import LOSS, ModuleTracker
 from bench.measure.storage_log import Birth, StorageLog
 from bench.worker.holdings import buckets, held
+from bench.zero.practice import CONTROL_ELEMENTS
 
-# Collectives of at most 8 elements carry norms and flags, not data (bench.outcome).
-_CONTROL_ELEMENTS = 8
 # The strongest claim first: a storage that several categories claim belongs to the first of them.
 _STRENGTH = (
     "parameters",
@@ -96,7 +95,7 @@ class Composition:
         for bucket in buckets(self._engine):
             self._claim(bucket, "zero_buckets")
         tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-        if sum(tensor.numel() for tensor in tensors) <= _CONTROL_ELEMENTS:
+        if sum(tensor.numel() for tensor in tensors) <= CONTROL_ELEMENTS:
             return
         for tensor in tensors:
             self._claim(tensor, "gathered_parameters" if "gather" in op else "bucket_copies")

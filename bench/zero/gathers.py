@@ -7,12 +7,12 @@ Rules of DeepSpeed 0.19.8. Fetch, prefetch, release and the limits: ``runtime/ze
 ``partition_parameters.py`` (``all_gather_coalesced``).
 """
 
-import sys
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from bench.models.modules import Module, Parameter, calls, parameters
+from bench.zero.defaults import SIZES, SWITCHES
 from bench.zero.trace import Event, micro_step
 
 
@@ -29,13 +29,13 @@ class Call(NamedTuple):
 class Limits:
     """The ``stage3_*`` settings that decide about gathers, in elements; the defaults are DeepSpeed 0.19.8's."""
 
-    prefetch_bucket_size: int = 50_000_000
-    max_live_parameters: int = 1_000_000_000
-    max_reuse_distance: int = 1_000_000_000
-    param_persistence_threshold: int = 100_000
-    model_persistence_threshold: int = sys.maxsize
-    use_all_reduce_for_fetch_params: bool = False
-    allgather_sequential: bool = False
+    prefetch_bucket_size: int = SIZES["stage3_prefetch_bucket_size"]
+    max_live_parameters: int = SIZES["stage3_max_live_parameters"]
+    max_reuse_distance: int = SIZES["stage3_max_reuse_distance"]
+    param_persistence_threshold: int = SIZES["stage3_param_persistence_threshold"]
+    model_persistence_threshold: int = SIZES["stage3_model_persistence_threshold"]
+    use_all_reduce_for_fetch_params: bool = SWITCHES["stage3_use_all_reduce_for_fetch_params"]
+    allgather_sequential: bool = SWITCHES["stage3_allgather_sequential"]
 
 
 def padded(num_elements: int, world_size: int) -> int:

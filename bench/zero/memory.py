@@ -12,6 +12,7 @@ from bench.cell import Cell
 from bench.models.activations import activation_bytes, logits_loss_bytes
 from bench.models.counts import ParamCount
 from bench.models.modules import tensor_sizes
+from bench.zero.defaults import SIZES, SWITCHES
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT
 
@@ -32,15 +33,6 @@ CATEGORIES = (
 )
 POINTS = ("init", "forward", "backward", "step", "peak")
 
-# DeepSpeed 0.19's defaults (deepspeed/runtime/zero/config.py), in elements.
-_DEFAULTS = {
-    "reduce_bucket_size": 500_000_000,
-    "sub_group_size": 1_000_000_000,
-    "stage3_max_live_parameters": 1_000_000_000,
-    "stage3_param_persistence_threshold": 100_000,
-    "stage3_model_persistence_threshold": 2**63 - 1,
-    "contiguous_gradients": True,
-}
 # Stage 0 reduces in buckets of this many elements whatever is set (engine.py, MEMORY_OPT_ALLREDUCE_SIZE).
 _STAGE_0_BUCKET = 500_000_000
 _ALIGNMENT = 2  # stages 1 and 2 pad their flat group to a multiple of 2 N elements (nccl_start_alignment_factor)
@@ -64,12 +56,17 @@ class _Rank:
         self.batch = (cell.train_micro_batch_size_per_gpu, cell.seq_length)
 
     def setting(self, name: str) -> int:
-        return int(self.cell.zero_optimization.get(name, _DEFAULTS[name]))
+        return int(self.cell.zero_optimization.get(name, SIZES[name]))
+
+    @property
+    def contiguous(self) -> bool:
+        name = "contiguous_gradients"
+        return bool(self.cell.zero_optimization.get(name, SWITCHES[name]))
 
     @property
     def bucket(self) -> int:
         """Bytes of the IPG bucket: ``reduce_bucket_size`` x w, if gradients are made contiguous."""
-        return self.setting("reduce_bucket_size") * self.width if self.setting("contiguous_gradients") else 0
+        return self.setting("reduce_bucket_size") * self.width if self.contiguous else 0
 
     @property
     def overlap(self) -> bool:
@@ -91,6 +88,21 @@ class _Rank:
                 owned += size
             start += size
         return (owned + max(0, last - max(first, self.total))) * self.width
+
+    @property
+    def sub_groups(self) -> list[int]:
+        """Elements of this rank in each sub-group of stage 3, which updates one after the other.
+
+        A sub-group is full when it has ``sub_group_size`` elements or more; no tensor is cut, so at 0 and 1 each
+        tensor is one (stage3.py, _create_fp16_sub_groups).
+        """
+        found, size = [], 0
+        for numel in self.sizes:
+            size += -(-numel // self.ranks)
+            if size >= self.setting("sub_group_size"):
+                found.append(size)
+                size = 0
+        return [*found, size] if size else found
 
     @property
     def persisted(self) -> int:
@@ -141,7 +153,7 @@ def _states(at: _Rank, point: str) -> Bytes:
     shard = {1: at.flat // at.ranks, 2: at.flat // at.ranks, 3: at.sharded}.get(at.stage or 0, at.total)
     own_master = bool(at.stage) or at.width == 2
     moments_exist = point != "init" or (at.stage == 0 and at.width == 2)
-    groups = -(-shard // at.setting("sub_group_size")) if at.stage == 3 else 1 if at.stage else len(at.sizes)
+    groups = len(at.sub_groups) if at.stage == 3 else 1 if at.stage else len(at.sizes)
     counters = 4 * groups if at.stage or at.known else 0
     states = 4 * shard * own_master + (8 * shard + counters) * moments_exist
     held = {1: at.flat, 2: at.flat, 3: at.sharded}.get(at.stage or 0, at.total)
@@ -207,7 +219,7 @@ def _temporaries(at: _Rank) -> Bytes:
     fp32 gradient of the shard, 4 B, and 8 B x the same; at stage 3 sub-group by sub-group. Norms are not in it.
     """
     if at.stage:
-        shard = min(at.sharded, at.setting("sub_group_size")) if at.stage == 3 else at.flat // at.ranks
+        shard = max(at.sub_groups) if at.stage == 3 else at.flat // at.ranks
         return {"step_temporaries": 12 * shard}
     if not at.known:
         return {}

@@ -28,6 +28,7 @@ from bench import wire
 from bench.cell import SETTLING_STEPS, Cell
 from bench.models.modules import Parameter, modules, parameters
 from bench.record import Practice, Volume
+from bench.zero.defaults import SIZES
 from bench.zero.gathers import Call, Limits, gathers, padded
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT
@@ -48,7 +49,6 @@ _LIMITS = {
         "allgather_sequential",
     )
 }
-_REDUCE_BUCKET_SIZE = 500_000_000
 
 
 def holds_for(stack: dict[str, str], strategy: str) -> bool:
@@ -105,6 +105,8 @@ def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
     if settings.get("stage3_module_granularity_threshold"):
         return None
     limits: dict[str, Any] = {_LIMITS[key]: value for key, value in settings.items() if key in _LIMITS}
+    if settings.get("stage3_allgather_sequential"):
+        limits["prefetch_bucket_size"] = 1  # runtime/engine.py, _configure_zero_optimizer
     fetched = gathers(
         model,
         Limits(**limits),
@@ -122,7 +124,7 @@ def _stage_1_or_2(cell: Cell, stage: int, held: list[Parameter]) -> list[Call] |
     sliced = settings.get("reduce_scatter", True) and settings.get("contiguous_gradients", True)
     to_owner = sliced and not settings.get("use_multi_rank_bucket_allreduce", True)
     cut = to_owner or any(
-        parameter.numel > settings.get("reduce_bucket_size", _REDUCE_BUCKET_SIZE) for parameter in held
+        parameter.numel > settings.get("reduce_bucket_size", SIZES["reduce_bucket_size"]) for parameter in held
     )
     flat = padded(num_elements, 2 * world_size)
     if sliced and cut and _smallest_piece(held, settings, flat // world_size, world_size) <= CONTROL_ELEMENTS:
@@ -149,7 +151,7 @@ def _stage_3_reductions(cell: Cell, held: list[Parameter]) -> list[Call]:
     ``contiguous_gradients``, is still reduce-scattered.
     """
     settings = cell.zero_optimization
-    bucket_size = settings.get("reduce_bucket_size", _REDUCE_BUCKET_SIZE)
+    bucket_size = settings.get("reduce_bucket_size", SIZES["reduce_bucket_size"])
     whole = not settings.get("reduce_scatter", True) and settings.get("contiguous_gradients", True)
     reduced = sum(parameter.numel for parameter in held if whole and parameter.numel <= bucket_size)
     scattered = sum(

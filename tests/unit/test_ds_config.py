@@ -7,6 +7,7 @@ import pytest
 
 from bench.cell import Cell
 from bench.scenario import Optimizer
+from bench.zero.defaults import SIZES, SWITCHES
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3, zero_keys
 
@@ -104,6 +105,13 @@ def test_every_key_of_the_release_is_known(zero_fields: dict[str, Any]) -> None:
     }
     assert spelled == ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3 | NOT_ACCEPTED
     assert not (ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3) & NOT_ACCEPTED
+
+
+def test_defaults_are_those_of_the_release(zero_fields: dict[str, Any]) -> None:
+    defaults = {field.alias or name: field.default for name, field in zero_fields.items()}
+    for table in (SIZES, SWITCHES):
+        assert {key: defaults[key] for key in table} == table
+    assert all(type(defaults[key]) is bool for key in SWITCHES)
 
 
 def test_deepspeed_reads_every_accepted_key(zero_fields: dict[str, Any]) -> None:

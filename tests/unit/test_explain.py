@@ -9,6 +9,8 @@ from bench.analysis.frame import frame
 from bench.analysis.rules import RULES
 from bench.analysis.tables import METRICS, markdown, tables
 from bench.record import Collective, MemoryPoint, Shards, parse_record
+from bench.validity.cores import oversubscribed
+from bench.zero.memory import CATEGORIES
 
 V1 = Path(__file__).parents[1] / "data" / "records" / "v1-completed.json"
 MIB = 2**20
@@ -83,7 +85,9 @@ def test_rules_have_names_sources_and_a_table_to_stand_under():
 
 def states(share, buffers, gathered=0):
     held = {"parameters": 2 * MIB, "gradients": 2 * MIB // share, "optimizer_states": 12 * MIB // share}
-    return held | {"zero_buffers": buffers, "gathered_parameters": gathered, "activations": 5 * MIB}
+    held |= {"zero_buckets": buffers, "gathered_parameters": gathered, "activations": 5 * MIB}
+    assert held.keys() <= {*CATEGORIES}
+    return held
 
 
 def test_buffers_that_outweigh_the_savings(record):
@@ -224,8 +228,9 @@ def test_trace_invalidations(record):
 
 
 def test_oversubscribed_ranks(record):
-    crowded = timing(record, 0.5, reasons=["4 ranks of 1 threads share 2 cores"])
-    found = said([row(record, "z1", timing=crowded), row(record, "z2")], "oversubscribed")
+    crowded = timing(record, 0.5, reasons=oversubscribed(4, 1, 2))
+    other = timing(record, 0.5, reasons=["its clock misses a share of the time"])
+    found = said([row(record, "z1", timing=crowded), row(record, "z2", timing=other)], "oversubscribed")
     assert found == {"z1 N=2": "4 ranks of 1 threads share 2 cores: 0.500 s per step, 0.454 s of it computing"}
 
 

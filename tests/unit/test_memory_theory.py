@@ -90,8 +90,24 @@ def test_gradients_while_they_accumulate():
 def test_temporaries_of_the_update():
     assert expected("step", "z0")["step_temporaries"] == 4 * PSI + 8 * 65_536  # the embedding is the largest tensor
     assert expected("step", "z1")["step_temporaries"] == 12 * PSI / 2
-    groups = {"zero_optimization": {"sub_group_size": 1000}}
-    assert expected("step", "z3", **groups)["step_temporaries"] == 12_000
+
+
+@pytest.mark.parametrize(
+    ("sub_group_size", "groups", "largest"),
+    [
+        (0, 39, 32_768),  # half of the embedding; 0 acts like 1: each tensor is a group
+        (1, 39, 32_768),
+        # The last three norms (32 each) begin a group that the output embedding fills.
+        (1000, None, 32_864),
+        (PSI, 1, PSI // 2),
+    ],
+)
+def test_stage_3_updates_in_groups_that_cut_no_tensor(sub_group_size, groups, largest):
+    zero = {"zero_optimization": {"sub_group_size": sub_group_size}}
+    found = expected("step", "z3", **zero)
+    assert found["step_temporaries"] == 12 * largest
+    if groups:
+        assert found["optimizer_states"] == 6 * PSI + 4 * groups
 
 
 def test_stage_3_buffers():

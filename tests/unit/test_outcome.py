@@ -356,10 +356,11 @@ def test_earliest_failure_tells_the_status(tmp_path: Path, status: str, exit_sta
     assert record.timing is None
 
 
-def test_failure_before_the_timeout_is_kept(tmp_path: Path) -> None:
-    fail(tmp_path, 1, time=5, status="oom")
+@pytest.mark.parametrize(("left", "status"), [("crashed", "timeout"), ("oom", "oom")])
+def test_failure_before_the_timeout_is_kept(tmp_path: Path, left: str, status: str) -> None:
+    fail(tmp_path, 1, time=5, status=left)
     record = judge(tmp_path, None, None)
-    assert record.status == "timeout"
+    assert record.status == status
     assert record.failure is not None
     assert record.failure.rank == 1
 

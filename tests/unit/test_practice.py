@@ -163,3 +163,14 @@ def test_rules_hold_for_the_release_they_were_read_from() -> None:
     assert not holds_for(stack | {"transformers": "5.3.0"}, "z3")
     assert holds_for(stack | {"transformers": "4.57.1"}, "z2")
     assert not holds_for({}, "z0")
+
+
+def test_gathering_one_by_one_prefetches_one_parameter_whatever_bucket_is_asked_for() -> None:
+    def total(**settings: Any) -> int:
+        zero = {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0} | settings
+        return 2 * sum(moved("z3", world_size=2, zero_optimization=zero).values())
+
+    asked = {"stage3_prefetch_bucket_size": 100_000}
+    # 1,604,608 bytes: as measured on two ranks (gloo, DeepSpeed 0.19.8).
+    assert total(stage3_allgather_sequential=True, **asked) == total(stage3_prefetch_bucket_size=1) == 1_604_608
+    assert total(**asked) == 1_394_944

@@ -28,7 +28,17 @@ def traceback(message, prefix=""):
 def test_killed_with_evidence_is_host_oom(tmp_path, exit_status):
     status, reason, failure = judge_launch(tmp_path, exit_status, 9, oom_kills=KILLS)
     assert (status, failure) == ("host_oom", None)
-    assert reason == f"a rank was killed by SIGKILL, and {KILLS}"
+    how = "was killed by SIGKILL" if exit_status else "ended without a word"
+    assert reason == f"a rank {how}, and {KILLS}"
+
+
+@pytest.mark.parametrize("code", [-11, 245])
+def test_another_signal_is_not_the_oom_killers(tmp_path, code):
+    assert judge_launch(tmp_path, code, 9, oom_kills=KILLS)[0] == "crashed"
+    fail(tmp_path, 0, message=LOST)
+    status, reason, _ = judge_launch(tmp_path, code, 9, oom_kills=KILLS)
+    assert status == "crashed"
+    assert reason.startswith("a rank was killed by SIGSEGV; then rank 0")
 
 
 @pytest.mark.parametrize("exit_status", [247, -9, 137])
@@ -141,3 +151,33 @@ def test_out_of_time_with_stacks(tmp_path):
         "before that, rank 1, counting pass: RuntimeError"
     )
     assert failure.rank == 1
+
+
+@pytest.mark.parametrize("said", ["oom", "unsupported", "config_error", "build_error"])
+def test_what_a_rank_said_of_itself_outlives_the_time_out(tmp_path, said):
+    waits = stack(0, "torch/distributed/distributed_c10d.py", "all_reduce")
+    fail(tmp_path, 1, status=said, message="no")
+    status, reason, failure = judge_launch(tmp_path, None, 30, stacks=[waits], world_size=2)
+    assert status == said
+    assert reason == (
+        "rank 1, counting pass: RuntimeError: no; the ranks did not end and were killed at the time-out of 30 s"
+    )
+    assert failure.rank == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "null", "7", '"message"', "{", '{"message": "boom", "time": 1.0}', '{"rank": 0}'],
+)
+def test_a_failure_file_that_is_none_is_passed_over(tmp_path, text):
+    (tmp_path / "failure.rank0.json").write_text(text)
+    assert judge_launch(tmp_path, 1, 9)[0] == "crashed"
+    fail(tmp_path, 1, status="oom", message="CUDA out of memory")
+    assert judge_launch(tmp_path, 1, 9)[0] == "oom"
+
+
+@pytest.mark.parametrize("wrong", [{"time": None}, {"status": "fine"}, {"message": 7}, {"traceback": None}])
+def test_a_failure_file_with_a_wrong_value_is_passed_over(tmp_path, wrong):
+    values = {"status": "oom", "message": "boom", "time": 1.0} | wrong
+    fail(tmp_path, 0, values.pop("status"), values.pop("message"), values.pop("time"), **values)
+    assert judge_launch(tmp_path, 1, 9)[::2] == ("crashed", None)

@@ -193,6 +193,9 @@ def test_run_without_records_is_empty(tmp_path: Path) -> None:
         (json.dumps(content(status="fine")), "damaged record ('status': "),
         (json.dumps(content(cell={"model": "gpt2"})), "damaged record ('cell.strategy': Field required)"),
         (json.dumps(content(schema_version=True)), "no 'schema_version'"),
+        (json.dumps(content(schema_version=1, validity="valid", validity_reasons=None)), "damaged record ("),
+        (json.dumps(content(schema_version=1, validity="valid", validity_reasons=7)), "damaged record ("),
+        (json.dumps(without("validity") | {"schema_version": 1}), "damaged record (missing 'validity')"),
         ("[" * 100_000, "torn or damaged record"),
     ],
 )

@@ -132,8 +132,26 @@ def test_time_that_no_rank_accounts_for_is_named(walls: tuple[float, float], dou
 def test_settings_that_differ_are_named_and_those_unknown_are_not() -> None:
     asked = cell("z3", zero_optimization={"reduce_bucket_size": 10, "overlap_comm": False})
     effective = {"zero_stage": 3, "reduce_bucket_size": 500_000_000, "lr": 1e-3, "master_dtype": None}
-    (finding,) = settings.differences(asked, effective)
-    assert finding.text == "asked for reduce_bucket_size 10, the engine runs 500000000"
+    finding, unread = settings.differences(asked, effective)
+    assert (finding.verdict, finding.text) == ("suspect", "asked for reduce_bucket_size 10, the engine runs 500000000")
+    assert (unread.check, unread.verdict) == ("effective settings", "note")
+    assert unread.text == "asked for overlap_comm False; this release keeps it nowhere that can be read back"
+
+
+def test_a_setting_without_effect_needs_no_reading_back() -> None:
+    asked = cell("z1", zero_optimization={"allgather_partitions": False, "sub_group_size": 10})
+    assert settings.differences(asked, {"zero_stage": 1}) == []
+    assert settings.differences(cell("ddp", zero_optimization={"overlap_comm": True}), {"zero_stage": None}) == []
+
+
+def test_the_prefetch_bucket_that_deepspeed_sets_itself_is_no_difference() -> None:
+    def found(sequential: bool) -> list[str]:
+        zero = {"stage3_allgather_sequential": sequential, "stage3_prefetch_bucket_size": 100}
+        effective = {"zero_stage": 3, "stage3_prefetch_bucket_size": 1}
+        return [each.verdict for each in settings.differences(cell("z3", zero_optimization=zero), effective)]
+
+    assert found(True) == ["note"]  # of stage3_allgather_sequential itself, which is kept in the configuration alone
+    assert found(False) == ["suspect", "note"]
 
 
 def test_the_verdict_is_the_worst_finding_and_a_note_lowers_nothing() -> None:

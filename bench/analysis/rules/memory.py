@@ -3,10 +3,12 @@
 from bench.analysis.rules.rule import Group, Rule, name
 from bench.analysis.units import mib
 from bench.record import MemoryPoint, Record
+from bench.zero.memory import CATEGORIES
 from bench.zero.stages import STRATEGIES
 
 STATES = ("parameters", "persisted_parameters", "gradients", "optimizer_states")
-FIXED = ("zero_buffers", "zero_buckets", "bucket_copies", "gathered_parameters")
+FIXED = ("zero_buckets", "bucket_copies", "gathered_parameters")
+assert {*STATES, *FIXED} <= {*CATEGORIES}
 
 
 def _points(record: Record) -> list[MemoryPoint]:

@@ -3,6 +3,7 @@
 from bench.analysis.rules.rule import Group, Rule, collectives, name, volume
 from bench.analysis.units import mib
 from bench.record import Record
+from bench.validity.cores import says_oversubscribed
 
 SLOWER = 1.2  # times: below, a difference between two launches is not called a slow link
 
@@ -34,7 +35,7 @@ def _oversubscribed(group: Group) -> dict[str, str]:
         name(row): f"{'; '.join(row.timing.suspect_reasons)}: {row.timing.step_time_s:.3f} s per step, "
         f"{row.timing.step_thread_cpu_s:.3f} s of it computing"
         for row in group.rows
-        if row.timing and any("share" in reason for reason in row.timing.suspect_reasons)
+        if row.timing and any(map(says_oversubscribed, row.timing.suspect_reasons))
     }
 
 

@@ -2,9 +2,8 @@
 
 from bench.analysis.rules.rule import Group, Rule, collectives, name, reductions, volume
 from bench.analysis.units import mib
+from bench.zero.defaults import SIZES
 
-# DeepSpeed's defaults (runtime/zero/config.py).
-DEFAULT_LIMIT = 10**9
 LIMITS = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 
 
@@ -31,7 +30,7 @@ def _no_regather(group: Group) -> dict[str, str]:
             volume(item for item in gathers if item.phase == phase) for phase in ("forward", "backward")
         )
         runs = row.cell.zero_optimization | row.effective
-        limit = min(int(runs.get(key, DEFAULT_LIMIT)) for key in LIMITS)
+        limit = min(int(runs.get(key, SIZES[key])) for key in LIMITS)
         if forward and not backward and row.num_params <= limit:
             found[name(row)] = (
                 f"{mib(forward)} gathered in forward, none in backward; {row.num_params:,} parameters, limit {limit:,}"
