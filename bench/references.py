@@ -21,7 +21,7 @@ from bench.store import write_json
 # As many steps as the counting pass takes; gradient norms are compared over its settling steps.
 STEPS = SETTLING_STEPS + COUNTED_STEPS
 # Raised when bench.worker.reference computes something else than before: older files are then made again.
-_FORMAT = 1
+_FORMAT = 2
 # Parameters, their gradients, the fp32 sum of these, the clipped copy, fp32 master and two moments.
 _BYTES_PER_PARAM = {"fp32": 28, "bf16": 24, "fp16": 24}
 _SERIES = ("losses", "grad_norms", "applied_grad_norms")
@@ -65,11 +65,11 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     if isinstance(found.get("error"), str):
         return {"error": found["error"]}
-    if not all(_is_series(found.get(name)) for name in _SERIES):
+    if not all(_is_series(found.get(name)) for name in _SERIES) or not isinstance(found.get("gradients"), list):
         return None
     if not all(math.isfinite(value) for name in _SERIES for value in found[name]):
         return {"error": "the reference run itself did not stay finite", "final": True}
-    return {name: found[name] for name in _SERIES}
+    return {name: found[name] for name in (*_SERIES, "gradients")}
 
 
 def _is_series(values: Any) -> bool:

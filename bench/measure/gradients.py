@@ -17,6 +17,18 @@ def squares(tensors: Iterable[torch.Tensor]) -> float:
     return math.fsum(float(tensor.detach().float().norm()) ** 2 for tensor in tensors)
 
 
+def signature(gradient: torch.Tensor) -> tuple[float, float]:
+    """Return the norm of a gradient, and its product with a fixed vector of the same size.
+
+    A sign or an order that is wrong leaves the norm as it was, and hardly ever the product, which for a gradient that
+    knows nothing of the vector is about as large as the norm.
+    """
+    flat = gradient.detach().flatten().float()
+    # Golden-ratio steps through [-0.5, 0.5): no pattern that a gradient could share; the variance is 1/12.
+    vector = torch.arange(flat.numel(), device=flat.device, dtype=torch.float32).mul_(0.6180339887).frac_().sub_(0.5)
+    return float(flat.norm()), float(flat.dot(vector)) * math.sqrt(12)
+
+
 @dataclass
 class Applied:
     """What one rank's optimizer was handed in one step: sum of squares and number of gradient elements."""

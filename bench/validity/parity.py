@@ -10,6 +10,10 @@ from bench.record import Finding, Parity
 LOSS_TOLERANCE = {"fp32": 2e-5, "bf16": 3e-3, "fp16": 3e-3}
 GRAD_NORM_TOLERANCE = {"fp32": 5e-4, "bf16": 1.5e-2, "fp16": 1.5e-2}
 
+# Tensor by tensor, relative to the reference's norm of the tensor, on top of a share of the global norm.
+TENSOR_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
+TENSOR_FLOOR = 1e-4
+
 # Above this learning rate a rounding difference grows with every step: only the first step is then compared.
 HIGH_LR = 0.01
 
@@ -70,6 +74,28 @@ def _counterpart(idle: int, result: dict[str, Any], references: dict[int, dict[s
     return None
 
 
+def _tensors(cell: Cell, result: dict[str, Any], reference: dict[str, Any]) -> list[str]:
+    """Say which tensors have another gradient in the first step, where the engine could be asked for them."""
+    mine, theirs = result["ranks"][0]["gradients"], reference["gradients"]
+    if mine is None:
+        return []
+    if len(mine) != len(theirs):
+        return [f"{len(mine)} tensors have a gradient, {len(theirs)} in the reference"]
+    tolerance, floor = TENSOR_TOLERANCE[cell.dtype], TENSOR_FLOOR * reference["grad_norms"][0]
+    odd = [
+        (name, a, b)
+        for name, a, b in zip(result["tensor_names"], mine, theirs, strict=True)
+        if not all(abs(x - y) <= tolerance * b[0] + floor for x, y in zip(a, b, strict=True))
+    ]
+    if not odd:
+        return []
+    name, a, b = odd[0]
+    return [
+        f"gradient of {len(odd)} of {len(mine)} tensors at step 1, the first is {name} (norm {a[0]:.4g}, the reference "
+        f"has {b[0]:.4g}; product with a fixed vector {a[1]:.4g} and {b[1]:.4g})"
+    ]
+
+
 def _wrong(cell: Cell, result: dict[str, Any], mine: Parity) -> list[str]:
     """Say, most telling first, where loss and norms part from the reference by more than rounding."""
     found = [("loss", mine.losses, mine.reference_losses, mine.loss_tolerance)]
@@ -116,11 +142,15 @@ def compare(
     )
     if obstacle:
         return parity, [obstacle]
-    if wrong := _wrong(cell, result, parity):
+    if wrong := _wrong(cell, result, parity) or _tensors(cell, result, reference):
         # The first two say enough: the rest follows from them.
         text = f"does not train like plain PyTorch on the same batches: {'; '.join(wrong[:2])}"
         return parity, [Finding(check=_CHECK, verdict="invalid", text=text)]
-    return parity, _odd_start(idle, losses, references)
+    found = _odd_start(idle, losses, references)
+    if result["ranks"][0]["gradients"] is None:
+        text = "gradients were not compared tensor by tensor: fp16, or a release that does not give them"
+        found.append(Finding(check=_CHECK, verdict="note", text=text))
+    return parity, found
 
 
 def _odd_start(idle: int, losses: list[float | None], references: dict[int, dict[str, Any]]) -> list[Finding]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bench.cell import Cell
-from bench.measure.gradients import squares
+from bench.measure.gradients import signature, squares
 from bench.worker.ddp import DDPEngine
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import STRATEGIES
@@ -58,3 +58,22 @@ def reported_grad_norm(engine: Any) -> float | None:
 def replicated_grad_norm(engine: Any) -> float:
     """Return the norm of the gradients on the parameters, which before a step of stage 0 are the global ones."""
     return math.sqrt(squares(p.grad for p in engine.module.parameters() if p.grad is not None))
+
+
+def gradient_signatures(engine: Any) -> list[tuple[float, float]] | None:
+    """Return norm and product (bench.measure.gradients) of each parameter's whole gradient, between backward and step.
+
+    All ranks must call it: where gradients are sharded, each is put together. ``None`` where this release cannot.
+    """
+    if isinstance(engine, DDPEngine):
+        grads = (param.grad for param in engine.module.parameters())
+        return [(0.0, 0.0) if grad is None else signature(grad / engine.scale) for grad in grads]
+    from deepspeed.utils import safe_get_full_grad
+
+    found = []
+    for param in engine.module.parameters():
+        gradient = safe_get_full_grad(param) if param.requires_grad else param.new_zeros(1)
+        if gradient is None:
+            return None
+        found.append(signature(gradient))
+    return found

@@ -17,7 +17,7 @@ from bench.measure.gradients import Applied, AppliedGradients
 from bench.measure.memory import MemoryMeter
 from bench.worker.composition import Composition
 from bench.worker.data import micro_batches
-from bench.worker.engine import inner_optimizer, replicated_grad_norm, reported_grad_norm
+from bench.worker.engine import gradient_signatures, inner_optimizer, replicated_grad_norm, reported_grad_norm
 from bench.worker.holdings import shards
 
 
@@ -59,6 +59,7 @@ class Counted:
     applied: list[Applied] = field(default_factory=list)
     skipped_steps: int = 0
     shards: dict[str, int | None] = field(default_factory=dict)
+    gradients: list[tuple[float, float]] | None = None
 
 
 class Loop:
@@ -72,11 +73,17 @@ class Loop:
         batches = micro_batches(self.cell, self.vocab_size, len(self.losses), dist.get_rank())
         return [batch.to(self.device) for batch in batches]
 
-    def _look(self, counted: Counted, norms: list[float], phase: str) -> None:
-        """At the end of each backward, note what the engine holds; of several micro-steps the last one's stays."""
+    def _look(self, counted: Counted, norms: list[float], backwards: list[str], phase: str) -> None:
+        """At the end of the last backward of a step, note what the engine holds and what gradients it has."""
         if phase != "step":
             return
+        backwards.append(phase)
+        if len(backwards) < self.cell.gradient_accumulation_steps:
+            return
         counted.shards = shards(self.engine)
+        # Of the first step only: from the second on, rounding has made the weights differ.
+        if not self.losses and self.cell.dtype != "fp16":
+            counted.gradients = gradient_signatures(self.engine)
         # In fp32 at stage 0 nothing wraps the optimizer, and nothing reports a norm.
         if self.engine.optimizer is inner_optimizer(self.engine):
             norms.append(replicated_grad_norm(self.engine))
@@ -87,7 +94,8 @@ class Loop:
         with AppliedGradients(inner_optimizer(self.engine)) as gradients:
             for _ in range(SETTLING_STEPS):
                 norms: list[float] = []
-                self.losses.append(train_step(self.engine, self._batches(), partial(self._look, counted, norms)))
+                look = partial(self._look, counted, norms, [])
+                self.losses.append(train_step(self.engine, self._batches(), look))
                 norm = reported_grad_norm(self.engine)
                 counted.grad_norms.append(norms[-1] if norm is None and norms else norm)
                 counted.applied.append(gradients.take())

@@ -106,6 +106,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         "node": int(os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or 0),
         "optimizer_steps": optimizer_steps(engine) - effective["optimizer_steps_at_start"],
         "grad_norms": counted.grad_norms,
+        "gradients": counted.gradients,
         "applied": [dataclasses.asdict(seen) for seen in counted.applied],
         "skipped_in_counting": counted.skipped_steps,
         "skipped_in_timing": times.skipped_steps,
@@ -132,6 +133,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     result = {
         "num_params": num_params,
         "num_tensors": sum(1 for _ in model.parameters()),
+        "tensor_names": [name for name, _ in model.named_parameters()],
         "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
         "backend": dist.get_backend(),
         "stack": {

@@ -19,7 +19,7 @@ from torch import nn
 
 from bench.cell import Cell
 from bench.corpus import digest
-from bench.measure.gradients import squares
+from bench.measure.gradients import signature, squares
 from bench.worker.data import row
 from bench.worker.model import DTYPES, build_model
 
@@ -53,9 +53,10 @@ def _global_gradient(
 
 def train(
     cell: Cell, config: dict[str, Any], steps: int, idle_steps: int, device: torch.device
-) -> dict[str, list[float]]:
+) -> dict[str, list[Any]]:
     """Train ``steps`` optimizer steps; return ``losses``, ``grad_norms`` (before clipping) and ``applied_grad_norms``.
 
+    ``gradients`` are the signatures (bench.measure.gradients) of the first step's, tensor by tensor.
     ``idle_steps`` steps with zero gradients come first: some optimizer wrappers take one when they are built.
     """
     dtype = DTYPES[cell.dtype]
@@ -72,9 +73,11 @@ def train(
         for master in masters:
             master.grad = torch.zeros_like(master)
         optimizer.step()
-    seen: dict[str, list[float]] = {"losses": [], "grad_norms": [], "applied_grad_norms": []}
+    seen: dict[str, list[Any]] = {"losses": [], "grad_norms": [], "applied_grad_norms": [], "gradients": []}
     for step in range(steps):
         loss, gradient = _global_gradient(cell, model, vocab_size, step, device)
+        if step == 0:
+            seen["gradients"] = [signature(grad) for grad in gradient]
         norm = math.sqrt(squares(gradient))
         clip = cell.optimizer.gradient_clipping
         factor = min(1.0, clip / (norm + 1e-6)) if clip else 1.0

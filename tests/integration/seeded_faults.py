@@ -174,6 +174,23 @@ def _built(change):
     model.build_model = build
 
 
+def _small_gradients(change):
+    def hook(module):
+        for name, param in module.named_parameters():
+            if "k_proj" in name:
+                param.register_hook(change)
+
+    _built(hook)
+
+
+def the_gradients_of_some_tensors_are_lost():
+    _small_gradients(lambda grad: grad * 0)
+
+
+def the_gradients_of_some_tensors_have_the_wrong_sign():
+    _small_gradients(lambda grad: -grad)
+
+
 def dropout_is_on():
     def change(module):
         for part in module.modules():

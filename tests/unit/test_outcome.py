@@ -43,6 +43,7 @@ REFERENCE: dict[str, Any] = {
     "losses": [7.0, 6.0, 5.0],
     "grad_norms": [1.5, 1.4, 1.3],
     "applied_grad_norms": [1.0, 1.0, 1.0],
+    "gradients": [[1.5, 0.5]],
 }
 
 
@@ -55,6 +56,7 @@ def rank(number: int = 0, **changes: Any) -> dict[str, Any]:
         "grad_norms": [1.5, 1.4, 1.3],
         "applied": [{"squares": 0.5, "num_elements": 157_984}] * 3,
         "skipped_in_counting": 0,
+        "gradients": [[1.5, 0.5]],
         "skipped_in_timing": 0,
         "tokens_per_step": [64, 64, 64],
         "fingerprint": [1, 2],
@@ -81,6 +83,7 @@ def result(entry: PlannedCell, **changes: Any) -> dict[str, Any]:
     return {
         "num_params": entry.params.total,
         "num_tensors": 39,
+        "tensor_names": ["weight"],
         "device_name": "Test CPU",
         "backend": "gloo",
         "stack": {"torch": "2.13.0"},

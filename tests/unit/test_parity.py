@@ -14,15 +14,17 @@ REFERENCE: dict[str, Any] = {
     "losses": LOSSES,
     "grad_norms": [*NORMS, 0.4, 0.4],
     "applied_grad_norms": [*APPLIED, 0.4, 0.4],
+    "gradients": [[1.6, 0.9], [0.01, -0.002]],
 }
 
 
 def result(norms: list[Any] = NORMS, applied: list[float] = APPLIED, copies: int = 1, **changes: Any) -> dict[str, Any]:
     """Two ranks that share (``copies`` 1) or each hold (2) a gradient of 1000 elements."""
     each = [{"squares": norm**2 * copies / 2, "num_elements": 500 * copies} for norm in applied]
-    rank = {"grad_norms": norms, "applied": each, "skipped_in_counting": 0}
+    rank = {"grad_norms": norms, "applied": each, "skipped_in_counting": 0, "gradients": REFERENCE["gradients"]}
     return {
         "num_params": 1000,
+        "tensor_names": ["embed", "k_proj"],
         "effective": {"optimizer_steps_at_start": 0},
         "ranks": [rank, rank],
     } | changes
@@ -110,3 +112,34 @@ def test_an_idle_first_step_is_named_and_compared_with_its_like() -> None:
 def test_an_optimizer_with_a_past_that_no_reference_has_is_suspect() -> None:
     ((verdict, _, text),) = judged(result(effective={"optimizer_steps_at_start": 7}), [*LOSSES])
     assert (verdict, "7 steps before the first batch" in text) == ("suspect", True)
+
+
+@pytest.mark.parametrize("signature", [[0.0, 0.0], [0.01, 0.002], [0.02, -0.004]])
+def test_a_tensor_too_small_for_the_norms_is_seen_by_itself(signature: list[float]) -> None:
+    left = result()
+    left["ranks"] = [left["ranks"][0] | {"gradients": [[1.6, 0.9], signature]}, left["ranks"][1]]
+    ((verdict, _, text),) = judged(left, [*LOSSES])
+    assert verdict == "invalid"
+    assert "gradient of 1 of 2 tensors at step 1, the first is k_proj (norm " in text
+
+
+def test_rounding_of_a_tensor_is_no_finding_and_none_given_is_a_note() -> None:
+    left = result()
+    left["ranks"] = [left["ranks"][0] | {"gradients": [[1.61, 0.91], [0.0102, -0.0022]]}, left["ranks"][1]]
+    assert judged(left, [*LOSSES]) == []
+    left["ranks"] = [left["ranks"][0] | {"gradients": None}, left["ranks"][1]]
+    assert [verdict for verdict, _, _ in judged(left, [*LOSSES])] == ["note"]
+
+
+def test_a_high_learning_rate_leaves_the_first_step_to_compare() -> None:
+    wild = Cell(model="llama-tiny", strategy="z1", optimizer={"lr": 0.1})
+    losses: list[float | None] = [*LOSSES[:1], *(loss * 1.1 for loss in LOSSES[1:])]
+    assert compare(wild, result(), losses, {0: REFERENCE})[1] == []
+    first: list[float | None] = [LOSSES[0] * 1.1, *LOSSES[1:]]
+    assert [finding.verdict for finding in compare(wild, result(), first, {0: REFERENCE})[1]] == ["invalid"]
+
+
+def test_dropout_leaves_nothing_to_compare() -> None:
+    left = result(effective={"optimizer_steps_at_start": 0, "dropout": 0.1})
+    ((verdict, _, text),) = judged(left, [1.0] * 5)
+    assert (verdict, "dropout 0.1" in text) == ("unchecked", True)

@@ -11,7 +11,9 @@ from bench.plan import PlannedCell, Resources, plan
 from bench.scenario import Scenario
 
 OFFER = Resources(device="cpu", slots=8, memory_bytes=2**34, shared=True)
-FIGURES: dict[str, Any] = {name: [1.0] * references.STEPS for name in ("losses", "grad_norms", "applied_grad_norms")}
+FIGURES: dict[str, Any] = {
+    name: [1.0] * references.STEPS for name in ("losses", "grad_norms", "applied_grad_norms")
+} | {"gradients": [[1.0, 0.5]]}
 
 
 def planned(settings: dict[str, Any] | None = None, **axes: Any) -> list[PlannedCell]:
