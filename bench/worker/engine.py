@@ -70,8 +70,12 @@ def gradient_signatures(engine: Any) -> list[tuple[float, float]] | None:
         return [(0.0, 0.0) if grad is None else signature(grad / engine.scale) for grad in grads]
     from deepspeed.utils import safe_get_full_grad
 
+    # BF16_Optimizer adds up elsewhere and leaves a micro-batch's own gradient on the parameter.
+    replicated = engine.zero_optimization_stage() == 0 and type(engine.optimizer).__name__ != "BF16_Optimizer"
     found = []
     for param in engine.module.parameters():
+        if param.grad is not None and not replicated:
+            return None
         gradient = safe_get_full_grad(param) if param.requires_grad else param.new_zeros(1)
         if gradient is None:
             return None
