@@ -73,9 +73,8 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_host_oom(scenario_file, cgro
     done = run(path, fault="take memory in rank 1", prefix=into)
     record = records(path)["z1"]
     assert record.status == "host_oom", record.reason
-    assert record.reason == (
-        "a rank was killed by SIGKILL, and the kernel's OOM killer ended 1 process(es) of this cgroup meanwhile"
-    )
+    # Whether the signal itself is seen depends on which of the ranks the launcher hears of first.
+    assert record.reason.endswith(", and the kernel's OOM killer ended 1 process(es) of this cgroup meanwhile")
     assert done.returncode == 0  # an answer, as oom is
 
 
