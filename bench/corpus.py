@@ -56,3 +56,13 @@ def read(path: str | None) -> bytes:
 def digest(path: str | None) -> str:
     """Return ``sha256:`` and 16 hex digits of the corpus content, so that its path never matters."""
     return "sha256:" + hashlib.sha256(read(path)).hexdigest()[:16]
+
+
+def check_unchanged(path: str | None, planned: str | None) -> None:
+    """Hold a corpus against its digest of planning time; ``None`` where the cell names no file.
+
+    Raises:
+        ValueError: it is another text now.
+    """
+    if planned and digest(path) != planned:
+        raise ValueError(f"the corpus {path} has changed since the plan was made")

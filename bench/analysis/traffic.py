@@ -11,10 +11,9 @@ from bench.record import Collective, Comm, Record
 from bench.validity.traffic import measured_volumes, practice_volumes
 from bench.zero.explain import sentences
 from bench.zero.practice import CONTROL_ELEMENTS
-from bench.zero.theory import volumes
+from bench.zero.theory import TORCH_DTYPE, volumes
 
 _PHASES = ["forward", "backward", "step"]
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _Key = tuple[str, str, str]
 
 NOTES = (
@@ -82,7 +81,7 @@ def verdict_line(records: list[Record]) -> str:
 
 def _table(record: Record, comm: Comm) -> Table:
     cell = record.cell
-    dtype = _DTYPES[cell.dtype]
+    dtype = TORCH_DTYPE[cell.dtype]
     paper = {(*key, dtype): size for key, size in volumes(record.num_params or 0, cell.strategy, cell.dtype).items()}
     expected = practice_volumes(record.practice) if record.practice else None
     measured = measured_volumes(comm)

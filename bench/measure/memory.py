@@ -38,7 +38,8 @@ class MemoryMeter(Protocol):
         ...
 
 
-def _nowhere() -> tuple[str, str]:
+def nowhere() -> tuple[str, str]:
+    """Return the phase and module of a storage that is born while nobody says where."""
     return "", ""
 
 
@@ -59,7 +60,7 @@ class StorageMeter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place: Callable[[], tuple[str, str]] = _nowhere
+        self.place: Callable[[], tuple[str, str]] = nowhere
         self.watch: Callable[[str, tuple[Any, ...]], None] | None = None
         self._births: dict[int, Birth] = {}
         self._sizes: dict[int, int] = {}

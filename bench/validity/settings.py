@@ -7,6 +7,7 @@ from bench.record import Finding
 from bench.stacks import is_release, releases
 from bench.zero.applicability import why_ignored
 from bench.zero.stages import STRATEGIES
+from bench.zero.theory import TORCH_DTYPE
 
 _CHECK = "effective settings"
 
@@ -20,7 +21,7 @@ def _asked(cell: Cell) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
         "gradient_accumulation_steps": cell.gradient_accumulation_steps,
         "zero_stage": strategy.zero_stage,
-        "model_dtype": {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[cell.dtype],
+        "model_dtype": TORCH_DTYPE[cell.dtype],
         "master_dtype": "float32",
         "gradient_clipping": cell.optimizer.gradient_clipping,
         "optimizer": cell.optimizer.name,

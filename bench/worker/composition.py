@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.measure.memory import StorageMeter
+from bench.measure.memory import StorageMeter, nowhere
 from bench.measure.modules import LOSS, ModuleTracker
 from bench.measure.storage_log import Birth, StorageLog
 from bench.worker.holdings import buckets, held
@@ -64,7 +64,7 @@ class Composition:
             self._steps.append((self._log, self._moments))
         finally:
             self._meter.end_log()
-            self._meter.place, self._meter.watch = _nowhere, None
+            self._meter.place, self._meter.watch = nowhere, None
             self._phase = ""
             for hook in hooks:
                 hook.remove()
@@ -144,10 +144,6 @@ class Composition:
         if head and (storage.module in (LOSS, head) or storage.module.startswith(f"{head}.")):
             return "logits_loss"
         return "backward_temporaries" if storage.phase == "backward" else "activations"
-
-
-def _nowhere() -> tuple[str, str]:
-    return "", ""
 
 
 def _where(newest: Birth | None) -> str:

@@ -38,7 +38,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     from deepspeed.accelerator import get_accelerator
 
     from bench.cell import Cell
-    from bench.corpus import digest
+    from bench.corpus import check_unchanged
     from bench.environment import cpu_name
     from bench.measure.memory import StorageMeter, host_peak_rss_bytes, memory_meter
     from bench.worker.composition import Composition
@@ -50,8 +50,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     from bench.worker.model import DTYPES, build_model, count_params
 
     cell = Cell.model_validate(job["cell"])
-    if job.get("corpus") and digest(cell.data.path) != job["corpus"]:
-        raise ValueError(f"the corpus {cell.data.path} has changed since the plan was made")
+    check_unchanged(cell.data.path, job.get("corpus"))
     accelerator = get_accelerator()
     if accelerator.device_name() != job["device"]:
         raise UnsupportedError(

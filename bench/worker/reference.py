@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bench.cell import Cell
-from bench.corpus import digest
+from bench.corpus import check_unchanged
 from bench.measure.gradients import signature, squares
 from bench.worker.data import row
 from bench.worker.model import DTYPES, build_model
@@ -99,8 +99,7 @@ def main(path: Path) -> None:
         out = Path(job["out"])
         try:
             cell = Cell.model_validate(job["cell"])
-            if job.get("corpus") and digest(cell.data.path) != job["corpus"]:
-                raise ValueError(f"the corpus {cell.data.path} has changed since the plan was made")
+            check_unchanged(cell.data.path, job.get("corpus"))
             device = torch.device(job["device"])
             torch.manual_seed(cell.seed)
             result: dict[str, Any] = train(cell, job["model_config"], job["steps"], job["idle_steps"], device)

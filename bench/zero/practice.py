@@ -31,12 +31,11 @@ from bench.record import Practice, Volume
 from bench.zero.defaults import SIZES
 from bench.zero.gathers import Call, Limits, gathers, padded
 from bench.zero.stages import STRATEGIES
-from bench.zero.theory import BYTES_PER_ELEMENT
+from bench.zero.theory import BYTES_PER_ELEMENT, TORCH_DTYPE
 
 DEEPSPEED, TRANSFORMERS = "0.19.8", "5.24."
 # A collective of at most so many elements steers the step (a norm, an overflow flag); it carries no model data.
 CONTROL_ELEMENTS = 8
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _LIMITS = {
     f"stage3_{name}": name
     for name in (
@@ -80,7 +79,7 @@ def practice(cell: Cell, config: dict[str, Any], backend: str) -> Practice | Non
     sent = [wire.wire_bytes(op, num_bytes, cell.world_size, backend) for (_, op), num_bytes in sums.items()]
     return Practice(
         volumes=[
-            Volume(phase=phase, op=op, dtype=_DTYPES[cell.dtype], num_bytes=num_bytes)
+            Volume(phase=phase, op=op, dtype=TORCH_DTYPE[cell.dtype], num_bytes=num_bytes)
             for (phase, op), num_bytes in sums.items()
         ],
         comm_bytes_per_step=sum(sums.values()),

@@ -8,6 +8,7 @@ does differs (stages 1 and 2 all-reduce where the paper reduce-scatters); the ta
 from bench.zero.stages import STRATEGIES
 
 BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
+TORCH_DTYPE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # as records of what ran have them
 
 
 def adam_bytes_per_param(dtype: str) -> tuple[int, int, int]:
