@@ -243,6 +243,7 @@ def outcome(
             "practice": expected,
             "losses": losses,
             "skipped_steps": result["skipped_steps"],
+            "activity_s": result["activity_s"],
             # Stage 3 alone records an order of modules, and bench.zero.ds_config has it say when it drops that.
             "trace_invalidations": trace_invalidations(text) if cell.strategy == "z3" else None,
         }

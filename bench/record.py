@@ -213,11 +213,17 @@ class Practice(_Model):
 
 
 class Launch(_Model):
-    """What the parent process saw."""
+    """What the parent process saw. ``exit_status``: the launcher's, or of the first forked rank that failed.
+
+    ``isolation``: ``fork``: the ranks are children of warm agents, which ``command`` started, and ``wall_time_s`` is
+    that of the children; ``agents_start_s`` is set on the first row after agents were started: how long that took.
+    """
 
     command: list[str]
+    isolation: Literal["fork", "process"] = "process"
     started_at: str
     wall_time_s: float
+    agents_start_s: float | None = None
     exit_status: int | None
     log: str
     log_tail: list[str]
@@ -236,7 +242,10 @@ class Failure(_Model):
 
 
 class Record(_Model):
-    """One row. Metrics are ``None`` unless ``status`` is ``completed``; ``reason`` is set when it is not."""
+    """One row. Metrics are ``None`` unless ``status`` is ``completed``; ``reason`` is set when it is not.
+
+    ``activity_s``: what rank 0 did (the names that a failure's ``activity`` has), in order, and for how long.
+    """
 
     schema_version: int = SCHEMA_VERSION
     cell_id: str
@@ -267,6 +276,7 @@ class Record(_Model):
     losses: list[float | None] = []
     skipped_steps: int | None = None
     trace_invalidations: int | None = None
+    activity_s: dict[str, float] = {}
     failure: Failure | None = None
     launch: Launch | None = None
 

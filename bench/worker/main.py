@@ -13,8 +13,10 @@ import os
 import platform
 import signal
 import sys
+import time
 import traceback
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,14 @@ def _merged(events: list[Any]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(event) | {"count": count} for event, count in Counter(events).items()]
 
 
-def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
-    now.append("importing torch, deepspeed and transformers")
+def _spent(began: dict[str, float]) -> dict[str, float]:
+    """Return how long each activity took: it ended when the next one began, the last one now."""
+    times = [*began.values(), time.monotonic()]
+    return {name: after - before for name, (before, after) in zip(began, pairwise(times), strict=True)}
+
+
+def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
+    now["importing torch, deepspeed and transformers"] = time.monotonic()
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -62,7 +70,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
             f"DeepSpeed's {accelerator.device_name()} accelerator here does not support {cell.dtype}"
         )
 
-    now.append("joining the process group")
+    now["joining the process group"] = time.monotonic()
     backend = accelerator.communication_backend_name()
     device = torch.device(accelerator.device_name(int(os.environ["LOCAL_RANK"])))
     accelerator.set_device(int(os.environ["LOCAL_RANK"]))
@@ -76,7 +84,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
     with contextlib.ExitStack() as instruments:
         meter = memory_meter(device)
         instruments.enter_context(meter)
-        now.append("building the model")
+        now["building the model"] = time.monotonic()
         model = build_model(
             job["model_config"],
             dtype=dtype,
@@ -86,19 +94,19 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
             zero3_config=config if config and config["zero_optimization"]["stage"] == 3 else None,
         )
         num_params = count_params(model)
-        now.append("building the engine")
+        now["building the engine"] = time.monotonic()
         engine = build_engine(cell, model)
         effective = effective_settings(engine)
         init_peak_bytes = meter.peak_allocated_bytes()
         # The storages that CUDA's allocator counts are not known one by one.
         composition = Composition(engine, meter) if isinstance(meter, StorageMeter) else None
-        now.append("counting pass")
+        now["counting pass"] = time.monotonic()
         loop = Loop(cell, engine, model.config.get_text_config().vocab_size, device)
         counted = loop.counting_pass(meter, composition)
-    now.append("timed pass")
+    now["timed pass"] = time.monotonic()
     times = loop.timed_pass()
 
-    now.append("gathering the results")
+    now["gathering the results"] = time.monotonic()
     mine = {
         "rank": dist.get_rank(),
         "pid": os.getpid(),
@@ -147,6 +155,7 @@ def _run(job: dict[str, Any], now: list[str]) -> dict[str, Any]:
         "effective": effective,
         "skipped_steps": int(engine.skipped_steps),
         "memory_kind": meter.kind,
+        "activity_s": _spent(now),
         "ranks": ranks,
     }
     dist.barrier()
@@ -158,7 +167,7 @@ def main(job_path: Path) -> None:
     """Run the job; any exception becomes a failure file and exit status 1. SIGUSR1 writes this rank's stacks."""
     stacks = job_path.with_name(f"stacks.rank{_RANK}.txt").open("w")  # read by bench.launch.witness
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    activities = ["reading the job"]
+    activities = {"reading the job": time.monotonic()}
     try:
         result = _run(json.loads(job_path.read_text()), activities)
         if _RANK == 0:
@@ -168,7 +177,7 @@ def main(job_path: Path) -> None:
     except BaseException as error:
         from bench.worker.failure import write_failure
 
-        write_failure(job_path.parent, _RANK, activities[-1], error)
+        write_failure(job_path.parent, _RANK, list(activities)[-1], error)
         raise
 
 

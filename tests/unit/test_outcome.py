@@ -98,6 +98,7 @@ def result(entry: PlannedCell, **changes: Any) -> dict[str, Any]:
         "skipped_steps": 0,
         "num_threads": 1,
         "memory_kind": "live tensor storages",
+        "activity_s": {"building the engine": 0.5, "counting pass": 1.0, "timed pass": 2.0},
         "ranks": [
             rank(number, tokens_per_step=[cell.train_batch_size // cell.world_size * cell.seq_length] * cell.steps)
             for number in range(cell.world_size)
