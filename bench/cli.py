@@ -40,6 +40,13 @@ class Format(StrEnum):
     csv = "csv"
 
 
+class Isolation(StrEnum):
+    """How every rank of every cell gets a process of its own."""
+
+    fork = "fork"
+    process = "process"
+
+
 _STOP = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
@@ -96,6 +103,12 @@ def run_command(
         bool, typer.Option("--dry-run", help="Show the plan and the launch commands; launch nothing.")
     ] = False,
     cpu_slots: SlotsOption = 4,
+    isolation: Annotated[
+        Isolation,
+        typer.Option(
+            help="fork: ranks are children of processes that import torch once. process: every cell is a launch of its own."
+        ),
+    ] = Isolation.fork,
 ) -> None:
     """Measure every cell of a scenario that has no row yet, then print the tables.
 
@@ -109,7 +122,7 @@ def run_command(
     console = _console()
     if dry_run:
         show_plan(scenario, results, only or [], cpu_slots, console)
-        show_commands(scenario, only or [], cpu_slots, console)
+        show_commands(scenario, only or [], cpu_slots, isolation is Isolation.fork, console)
         return
     for number in _STOP:
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, a closed terminal is no reason to stop
@@ -121,6 +134,7 @@ def run_command(
             only=only or [],
             fresh=fresh,
             cpu_slots=cpu_slots,
+            warm=isolation is Isolation.fork,
             console=console,
         )
     except KeyboardInterrupt:

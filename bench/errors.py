@@ -28,6 +28,10 @@ class BuildError(LaunchError):
     """An isolated environment, or an op that DeepSpeed compiles, could not be made; what does without it still runs."""
 
 
+class AgentsError(LaunchError):
+    """Warm ranks cannot be had; every cell is then a launch of its own."""
+
+
 def nearest(word: object, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the valid word closest to ``word``, or an empty string."""
     matches = difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)

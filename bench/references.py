@@ -7,14 +7,13 @@ RUN/references/<key>.json holds what bench.worker.reference found, or why there 
 import hashlib
 import json
 import math
-import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
-from bench.environment import installed, num_cores
-from bench.launch.deepspeed import launch
+from bench.environment import installed
+from bench.launch.deepspeed import Exit
 from bench.plan import PlannedCell, Resources
 from bench.store import write_json
 
@@ -120,19 +119,20 @@ def missing(run: Path, cells: list[PlannedCell], offer: Resources) -> dict[str, 
     return jobs
 
 
-def make(run: Path, jobs: dict[str, dict[str, Any]], env: dict[str, str], timeout_s: float) -> None:
-    """Run ``jobs``, in one process as long as it lives; a job that ends it is noted, and the rest begin anew."""
+def make(
+    run: Path, jobs: dict[str, dict[str, Any]], start: Callable[[Path, Path, float], Exit], timeout_s: float
+) -> None:
+    """Run ``jobs``, in one process as long as it lives; a job that ends it is noted, and the rest begin anew.
+
+    ``start(list of jobs, log, timeout_s)`` runs ``bench.worker.reference`` on a list.
+    """
     folder = run / "references"
     left = dict(jobs)
     for name in left:
         (folder / f"{name}.json").unlink(missing_ok=True)
-    # One process has the machine to itself.
-    env = env | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cores()))}
     while left:
         write_json(folder / "jobs.json", list(left.values()))
-        log = run / "logs" / "references.log"
-        argv = [sys.executable, "-m", "bench.worker.reference", str(folder / "jobs.json")]
-        ended = launch(argv, env, run=run, log=log, timeout_s=timeout_s * len(left))
+        ended = start(folder / "jobs.json", run / "logs" / "references.log", timeout_s * len(left))
         left = {name: job for name, job in left.items() if not Path(job["out"]).exists()}
         if left:
             first = next(iter(left))

@@ -1,9 +1,12 @@
 """The matrix, end to end: what is left to measure, launched cell by cell, each one a record when it ends."""
 
 import contextlib
+import os
 import shutil
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ from bench import estimate, references
 from bench.environment import fingerprint, installed, num_cores, resources
 from bench.errors import StoreError
 from bench.hosts import Host, obstacle, prepare
-from bench.launch import deepspeed, extensions
+from bench.isolation import WarmRanks, loading_ops, relative, visible_devices
+from bench.launch import deepspeed
+from bench.launch.agents import Agents, fork
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.outcome import not_built, outcome, skipped, unjudged
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
@@ -90,13 +95,17 @@ def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: l
     )
 
 
-def _launch(job: Job, scenario: Scenario, run: Path, host: Host, device: str, progress: MatrixProgress) -> Record:
+def _launch(
+    job: Job, scenario: Scenario, run: Path, host: Host, device: str, agents: Agents | None, progress: MatrixProgress
+) -> Record:
+    """Run a job in children of ``agents``, or, without them, by a launch of its own."""
     cell = job.planned.cell
     work = run / "work" / job.name
     log = run / "logs" / f"{job.name}.log"
     shutil.rmtree(work, ignore_errors=True)
+    path = work / "job.json"
     write_json(
-        work / "job.json",
+        path,
         {
             "cell": cell.model_dump(mode="json"),
             "model_config": job.planned.config,
@@ -104,17 +113,39 @@ def _launch(job: Job, scenario: Scenario, run: Path, host: Host, device: str, pr
             "device": device,
         },
     )
-    argv = deepspeed.command(cell.world_size, device, work / "job.json", host.python)
-    env = host.variables
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    with extensions.in_use(Path(env["TORCH_EXTENSIONS_DIR"])) if device == "cpu" else contextlib.nullcontext():
-        ended = deepspeed.launch(
-            argv, env, run=run, log=log, timeout_s=scenario.timeout_s, work=work, on_tick=progress.tick
+    agents_start_s = None
+    if agents:
+        argv, agents_start_s, agents.start_s = agents.argv, agents.start_s, None
+        ended = fork(
+            agents,
+            "bench.worker.main",
+            path,
+            cell.world_size,
+            log=log,
+            timeout_s=scenario.timeout_s,
+            variables=visible_devices(device, cell.world_size),
+            work=work,
+            on_tick=progress.tick,
         )
+    else:
+        argv = deepspeed.command(cell.world_size, device, path, host.python)
+        with loading_ops(device, host):
+            ended = deepspeed.launch(
+                argv,
+                host.variables,
+                run=run,
+                log=log,
+                timeout_s=scenario.timeout_s,
+                work=work,
+                on_tick=progress.tick,
+            )
     launch = Launch(
-        command=["deepspeed", *argv[3:-1], f"work/{job.name}/job.json"],
+        command=relative(argv, run),
+        isolation="fork" if agents else "process",
         started_at=started_at,
         wall_time_s=ended.wall_time_s,
+        agents_start_s=agents_start_s,
         exit_status=ended.status,
         log=f"logs/{job.name}.log",
         log_tail=[],
@@ -155,12 +186,14 @@ def run_matrix(
     only: list[str],
     fresh: bool,
     cpu_slots: int,
+    warm: bool,
     console: Console,
 ) -> tuple[Path, list[Record]]:
     """Measure every cell that has no row yet; return the run folder and the rows of the selected cells.
 
     With ``fresh``, the rows of the selected cells are put aside first. Interrupted at any moment, all finished
-    cells are on disk and the same call goes on from there.
+    cells are on disk and the same call goes on from there. ``warm``: ranks are children of agents that import once,
+    instead of a launch for every cell.
 
     Raises:
         BenchError: the scenario, the run folder or this machine cannot be used.
@@ -196,21 +229,25 @@ def run_matrix(
         }
         launches = [job for job in wanted if obstacle(job.planned, hosts) is None]
         known = estimate.history(results, offer.device)
-        _make_references(run, [job.planned for job in launches], offer, scenario.timeout_s, known, console)
-        expected = [estimate.seconds(job.planned, known) for job in launches]
-        with MatrixProgress(console, expected) as progress:
-            for job in pending:
-                if job.planned.skip_reason is not None:
-                    record = skipped(job.planned, job.repeat, offer.device)
-                elif reason := obstacle(job.planned, hosts):
-                    record = not_built(job.planned, job.repeat, offer.device, reason)
-                else:
-                    progress.begin(f"{job.planned.label}-r{job.repeat}")
-                    record = _launch(job, scenario, run, hosts[job.planned.stack], offer.device, progress)
-                # On disk before it is on the screen: a pipe that closed must not cost the row.
-                write_record(run, record)
-                records[job.name] = record
-                progress.end(record)
+        in_agents = [job.planned for job in launches] if warm else []
+        with WarmRanks(run, offer.device, hosts, in_agents) as ranks:
+            _make_references(run, [job.planned for job in launches], offer, scenario.timeout_s, known, ranks, console)
+            expected = [estimate.seconds(job.planned, known) for job in launches]
+            with MatrixProgress(console, expected) as progress:
+                for job in pending:
+                    if job.planned.skip_reason is not None:
+                        record = skipped(job.planned, job.repeat, offer.device)
+                    elif reason := obstacle(job.planned, hosts):
+                        record = not_built(job.planned, job.repeat, offer.device, reason)
+                    else:
+                        stack = job.planned.stack
+                        agents = ranks.ready(stack, progress.say, progress.tick)
+                        progress.begin(f"{job.planned.label}-r{job.repeat}")
+                        record = _launch(job, scenario, run, hosts[stack], offer.device, agents, progress)
+                    # On disk before it is on the screen: a pipe that closed must not cost the row.
+                    write_record(run, record)
+                    records[job.name] = record
+                    progress.end(record)
         with contextlib.suppress(OSError):
             (run / "work").rmdir()
     return run, [records[job.name] for job in jobs]
@@ -222,15 +259,25 @@ def _make_references(
     offer: Resources,
     timeout_s: float,
     known: estimate.History,
+    ranks: WarmRanks,
     console: Console,
 ) -> None:
     """Run the references that the cells will be compared with, unless they are there."""
     jobs = references.missing(run, cells, offer)
     if not jobs:
         return
+    say = partial(console.print, highlight=False, markup=False)
+    # One process has the machine to itself.
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cores()))}
+
+    def start(path: Path, log: Path, timeout_s: float) -> deepspeed.Exit:
+        if agents := ranks.ready(None, say):
+            return fork(agents, "bench.worker.reference", path, 1, log=log, timeout_s=timeout_s, variables=threads)
+        argv = [sys.executable, "-m", "bench.worker.reference", str(path)]
+        env = deepspeed.environment(offer.device, None) | threads
+        return deepspeed.launch(argv, env, run=run, log=log, timeout_s=timeout_s)
+
     expected = duration(estimate.reference_seconds(jobs.values(), known))
-    console.print(
-        f"reference runs: plain PyTorch, one process, {len(jobs)} to make (about {expected})", highlight=False
-    )
+    say(f"reference runs: plain PyTorch, one process, {len(jobs)} to make (about {expected})")
     with console.status("reference runs"):
-        references.make(run, jobs, deepspeed.environment(offer.device, None), timeout_s)
+        references.make(run, jobs, start, timeout_s)

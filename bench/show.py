@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from bench import estimate
 from bench.environment import installed, resources
 from bench.errors import StoreError
-from bench.plan import plan_file, select, unused_rules
+from bench.plan import PlannedCell, plan_file, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
 from bench.stacks import INSTALLED
@@ -75,18 +75,27 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
-def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, console: Console) -> None:
-    """Print the launch command of every cell that would run."""
+def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, warm: bool, console: Console) -> None:
+    """Print the commands that would start ranks: of every cell, or of the ``warm`` agents that fork them."""
+    from bench.isolation import commands
     from bench.launch import isolated
     from bench.launch.deepspeed import command
 
+    def python(stack: str | None) -> str:
+        return str(isolated.python(stack)) if stack else sys.executable
+
+    def job(entry: PlannedCell) -> Path:
+        return Path("work") / record_name(entry.cell_id, 0, entry.stack) / "job.json"
+
     offer = resources(cpu_slots)
-    for entry in select(plan_file(scenario_path, offer)[1], only):
-        if entry.skip_reason is None:
-            job = Path("work") / record_name(entry.cell_id, 0, entry.stack) / "job.json"
-            python = str(isolated.python(entry.stack)) if entry.stack else sys.executable
-            argv = command(entry.cell.world_size, offer.device, job, python)
-            console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
+    cells = [entry for entry in select(plan_file(scenario_path, offer)[1], only) if entry.skip_reason is None]
+    if warm:
+        console.print("started once; the ranks of every cell are forked from these (--isolation process: from none)")
+        shown = commands(cells, offer.device, python)
+    else:
+        shown = [command(e.cell.world_size, offer.device, job(e), python(e.stack)) for e in cells]
+    for argv in shown:
+        console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
 
 
 def latest_run(results: Path) -> Path:

@@ -1,12 +1,13 @@
-"""Run one cell under DeepSpeed's own launcher, in a process tree of its own, and see it end."""
+"""DeepSpeed's own launcher, in a process tree of its own, seen to its end."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -15,13 +16,14 @@ from bench.environment import gpus
 from bench.errors import StoreError
 from bench.hang import RankStack
 from bench.launch.processes import LAUNCH_MARKER, RUN_MARKER, kill_marked
-from bench.launch.shared_memory import remove_buffers
-from bench.launch.witness import kills_between, oom_kills, rank_stacks
+from bench.shared_memory import remove_buffers
+from bench.launch.witness import kills_between, oom_kills, rank_stacks, ranks_of
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a launch ended. ``status`` is the launcher's; ``None`` when it was killed at its time-out.
+    """How a launch ended. ``status`` is the launcher's, or that of the first forked rank that failed; ``None`` when it
+    was killed at its time-out.
 
     ``stacks``: where the ranks stood then. ``oom_kills``: in words, what the kernel killed for lack of memory.
     """
@@ -32,13 +34,16 @@ class Exit:
     oom_kills: str | None = None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of this machine that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def command(world_size: int, device: str, job: Path, python: str = sys.executable) -> list[str]:
+def command(
+    world_size: int, device: str, job: Path, python: str = sys.executable, module: str = "bench.worker.main"
+) -> list[str]:
     """Return the command of a launch on this machine: the ``deepspeed`` program, by the interpreter ``python``."""
     # The launcher drops CUDA_VISIBLE_DEVICES when it is given a number of GPUs, and keeps an explicit list.
     where = (
@@ -52,10 +57,10 @@ def command(world_size: int, device: str, job: Path, python: str = sys.executabl
         "deepspeed.launcher.runner",
         "--hostfile=/dev/null",  # else a /job/hostfile of the machine would turn this into a multi-node launch
         *where,
-        f"--master_port={_free_port()}",
+        f"--master_port={free_port()}",
         "--no_local_rank",
         "--module",
-        "bench.worker.main",
+        module,
         str(job),
     ]
 
@@ -71,17 +76,56 @@ def environment(device: str, extensions: Path | None, python: str = sys.executab
         # One core per rank, like one GPU per rank; and thread CPU time then is all of a rank's work.
         env.setdefault("OMP_NUM_THREADS", "1")
         env["DS_ACCELERATOR"] = "cpu"
+    else:
+        # Asking CUDA itself whether it is there initialises it, and what is forked after that could not use it.
+        env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        # numpy's library starts its threads on import; a forked child would lack them. No metric depends on it.
+        env.setdefault("OPENBLAS_NUM_THREADS", "1")
     if extensions is not None:
         env["TORCH_EXTENSIONS_DIR"] = str(extensions)
     return env
 
 
-def _create(log: Path) -> BinaryIO:
+def create(log: Path) -> BinaryIO:
+    """Open a log for writing, from its start."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         return log.open("wb")
     except OSError as error:
         raise StoreError(f"{log}: cannot write ({error.strerror}); choose a folder with --results") from None
+
+
+@contextlib.contextmanager
+def started(
+    argv: list[str], env: dict[str, str], *, run: Path, log: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Start ``argv`` and give its process and the value of its LAUNCH_MARKER; at the end none of its processes is left.
+
+    Raises:
+        StoreError: ``log``, where its output goes, cannot be written.
+    """
+    launch_id = uuid.uuid4().hex
+    env = env | {RUN_MARKER: str(run.resolve()), LAUNCH_MARKER: launch_id}
+    process = None
+    with create(log) as stream:
+        try:
+            # A session of its own, so that a Ctrl-C in the terminal reaches only the runner, which then decides.
+            process = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            yield process, launch_id
+        finally:
+            kill_marked(LAUNCH_MARKER, launch_id)
+            if process is not None:
+                process.wait()
+            for argument in argv:
+                if argument.startswith("--master_port="):
+                    remove_buffers(argument.removeprefix("--master_port="))
 
 
 def launch(
@@ -100,34 +144,13 @@ def launch(
     5 s. ``on_tick`` is called about ten times a second. An exception in it or in this process (Ctrl-C) ends the
     launch, and is raised again.
     """
-    launch_id = uuid.uuid4().hex
-    env = env | {RUN_MARKER: str(run.resolve()), LAUNCH_MARKER: launch_id}
-    started = time.monotonic()
+    began = time.monotonic()
     kills = oom_kills()
-    status: int | None = None
     stacks: list[RankStack] = []
-    process = None
-    with _create(log) as stream:
-        try:
-            # A session of its own, so that a Ctrl-C in the terminal reaches only the runner, which then decides.
-            process = subprocess.Popen(
-                argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            while (status := process.poll()) is None and time.monotonic() - started < timeout_s:
-                on_tick()
-                time.sleep(0.1)
-            if status is None and work is not None:
-                stacks = rank_stacks(launch_id, work)
-        finally:
-            kill_marked(LAUNCH_MARKER, launch_id)
-            if process is not None:
-                process.wait()
-            for argument in argv:
-                if argument.startswith("--master_port="):
-                    remove_buffers(argument.removeprefix("--master_port="))
-    return Exit(status, time.monotonic() - started, stacks, kills_between(kills, oom_kills()))
+    with started(argv, env, run=run, log=log) as (process, launch_id):
+        while (status := process.poll()) is None and time.monotonic() - began < timeout_s:
+            on_tick()
+            time.sleep(0.1)
+        if status is None and work is not None:
+            stacks = rank_stacks(ranks_of(launch_id), work)
+    return Exit(status, time.monotonic() - began, stacks, kills_between(kills, oom_kills()))

@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from bench.launch.shared_memory import remove_buffers
+from bench.shared_memory import remove_buffers
 
 RUN_MARKER = "ZEROSTAGE_RUN"  # the run folder: all launches of all runners that ever wrote there
 LAUNCH_MARKER = "ZEROSTAGE_LAUNCH"  # one launch

@@ -61,8 +61,8 @@ def kills_between(before: tuple[str, int] | None, after: tuple[str, int] | None)
     return f"the kernel's OOM killer ended {after[1] - before[1]} process(es) of this {after[0]} meanwhile"
 
 
-def _ranks(launch_id: str) -> dict[int, psutil.Process]:
-    """Return the process of each rank: the oldest one, as what a rank forks looks like it."""
+def ranks_of(launch_id: str) -> dict[int, psutil.Process]:
+    """Return the process of each rank of a launch: the oldest one, as what a rank forks looks like it."""
     found: dict[int, psutil.Process] = {}
     for process in sorted(marked(LAUNCH_MARKER, launch_id), key=lambda process: (process.create_time(), process.pid)):
         with contextlib.suppress(psutil.Error, OSError, ValueError, KeyError):
@@ -103,9 +103,8 @@ def dump_file(work: Path, rank: int) -> Path:
     return work / f"stacks.rank{rank}.txt"
 
 
-def rank_stacks(launch_id: str, work: Path) -> list[RankStack]:
-    """Let every living rank of a launch write its stacks twice; takes about 5 s."""
-    processes = _ranks(launch_id)
+def rank_stacks(processes: dict[int, psutil.Process], work: Path) -> list[RankStack]:
+    """Let every living rank write its stacks twice; takes about 5 s. ``processes`` by rank."""
     if not processes:
         return []
     started = time.monotonic()

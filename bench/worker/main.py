@@ -1,6 +1,6 @@
-"""Entry point of every rank: ``python -m bench.worker.main JOB`` under a launcher that sets RANK and WORLD_SIZE.
+"""What every rank does: ``python -m bench.worker.main JOB`` under a launcher that sets RANK and WORLD_SIZE.
 
-JOB is a JSON file that bench.run writes. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
+A warm agent (bench.worker.agent) calls ``main`` in a child that it has forked. JOB is a JSON file that bench.run writes. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
 ``failure.rank<r>.json``. Nothing else crosses the process border, and the exit status proves nothing.
 """
 
@@ -20,9 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# A rank that cannot even import its stack still has to say so in a failure file.
-_RANK = int(os.environ.get("RANK", "0"))
-# What must outlive the run, for the reason that _leave gives.
+# What must outlive the run, for the reason that `leave` gives.
 _KEPT: list[Any] = []
 
 
@@ -165,23 +163,24 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
 
 def main(job_path: Path) -> None:
     """Run the job; any exception becomes a failure file and exit status 1. SIGUSR1 writes this rank's stacks."""
-    stacks = job_path.with_name(f"stacks.rank{_RANK}.txt").open("w")  # read by bench.launch.witness
+    rank = int(os.environ.get("RANK", "0"))
+    stacks = job_path.with_name(f"stacks.rank{rank}.txt").open("w")  # read by bench.launch.witness
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     activities = {"reading the job": time.monotonic()}
     try:
         result = _run(json.loads(job_path.read_text()), activities)
-        if _RANK == 0:
+        if rank == 0:
             part = job_path.with_name("result.json.part")
             part.write_text(json.dumps(result))
             part.replace(job_path.with_name("result.json"))
     except BaseException as error:
         from bench.worker.failure import write_failure
 
-        write_failure(job_path.parent, _RANK, list(activities)[-1], error)
+        write_failure(job_path.parent, rank, list(activities)[-1], error)
         raise
 
 
-def _leave(status: int) -> None:
+def leave(status: int) -> None:
     """End the process without freeing anything.
 
     DDP's reducer, freed with Python's lock in hand, joins gloo's threads, and one of these may be waiting for that very
@@ -197,5 +196,5 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]))
     except BaseException:
         traceback.print_exc()
-        _leave(1)
-    _leave(0)
+        leave(1)
+    leave(0)

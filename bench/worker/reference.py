@@ -10,6 +10,7 @@ to its own file as soon as it is there.
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,9 @@ def train(
 
 def main(path: Path) -> None:
     """Run every job of the list; one that fails leaves its reason in its file, and the next one begins."""
+    # Torch reads the variable when it is imported; a forked process was with its agent's.
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads.split(",")[0]))
     for job in json.loads(path.read_text()):
         out = Path(job["out"])
         try:

@@ -1,7 +1,7 @@
 import os
 from pathlib import Path
 
-from bench.launch.shared_memory import remove_buffers
+from bench.shared_memory import remove_buffers
 
 
 def test_only_the_buffers_of_that_launch_are_removed(tmp_path: Path) -> None:

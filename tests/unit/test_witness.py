@@ -96,7 +96,7 @@ def test_living_ranks_write_their_stacks_twice(tmp_path: Path, monkeypatch: pyte
             if all((tmp_path / f"ready{rank}").exists() for rank in range(3)):
                 break
             time.sleep(0.05)
-        found = {stack.rank: stack for stack in witness.rank_stacks(launch, tmp_path)}
+        found = {stack.rank: stack for stack in witness.rank_stacks(witness.ranks_of(launch), tmp_path)}
         assert [process.poll() for process in started] == [None] * 4  # nobody died of the signal
     finally:
         with contextlib.suppress(RuntimeError):
@@ -113,4 +113,4 @@ def test_living_ranks_write_their_stacks_twice(tmp_path: Path, monkeypatch: pyte
 
 
 def test_no_ranks_no_stacks(tmp_path: Path) -> None:
-    assert witness.rank_stacks(uuid.uuid4().hex, tmp_path) == []
+    assert witness.rank_stacks(witness.ranks_of(uuid.uuid4().hex), tmp_path) == []

@@ -1,0 +1,145 @@
+"""How the ranks of each job are started: forked from warm agents, or by a launch of their own.
+
+Both give every rank of every cell a process of its own. Warm agents save what each launch pays again: starting Python
+and importing torch, DeepSpeed and transformers, in every rank and in two launchers before it.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from bench.environment import gpus
+from bench.errors import AgentsError
+from bench.hosts import Host
+from bench.launch import agents, deepspeed, extensions
+from bench.plan import PlannedCell
+from bench.stacks import file_part
+from bench.store import write_json
+
+# Of one process that has imported the stack (372 MB seen), with room; the launch of n agents has two more of them.
+_WARM_BYTES = 0.5 * 2**30
+_MEMORY_SHARE = 0.25
+
+
+@dataclass
+class _Need:
+    """What the cells of a stack need of its agents."""
+
+    world_size: int = 0
+    model_types: list[str] = field(default_factory=list)
+
+
+def _needs(cells: Iterable[PlannedCell]) -> dict[str | None, _Need]:
+    needs: dict[str | None, _Need] = {}
+    for planned in cells:
+        need = needs.setdefault(planned.stack, _Need())
+        need.world_size = max(need.world_size, planned.cell.world_size)
+        if (kind := planned.config.get("model_type")) and kind not in need.model_types:
+            need.model_types.append(kind)
+    return needs
+
+
+def _name(stack: str | None) -> str:
+    """Return the stem of the files that agents of ``stack`` share."""
+    return f"agents-{file_part(stack)}" if stack else "agents"
+
+
+def _command(need: _Need, device: str, setup: Path, python: str) -> list[str]:
+    return deepspeed.command(need.world_size, device, setup, python, "bench.worker.agent")
+
+
+def commands(cells: Iterable[PlannedCell], device: str, python: Callable[[str | None], str]) -> list[list[str]]:
+    """Return the commands that start the agents of all stacks that ``cells`` ask for; ``python`` gives interpreters."""
+    return [
+        _command(need, device, Path("work") / f"{_name(stack)}.json", python(stack))
+        for stack, need in _needs(cells).items()
+    ]
+
+
+class WarmRanks:
+    """The agents of every stack: a context manager. They are started when first needed, and again when one is lost.
+
+    ``cells``: what will run in them; nothing runs in them if it is empty. They are as many as the largest cell has
+    ranks. Where memory is short, those of one stack end before those of the next begin.
+    """
+
+    def __init__(self, run: Path, device: str, hosts: dict[str | None, Host], cells: Iterable[PlannedCell]) -> None:
+        self.run, self.device, self.hosts = run, device, hosts
+        self.needs = _needs(cells)
+        self.held: dict[str | None, tuple[agents.Agents, contextlib.ExitStack]] = {}
+        wanted = sum(need.world_size + 2 for need in self.needs.values()) * _WARM_BYTES
+        self.one_at_a_time = wanted > _MEMORY_SHARE * psutil.virtual_memory().total
+
+    def __enter__(self) -> "WarmRanks":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.ExitStack() as closing:  # so that one that cannot be ended does not keep the others
+            for _, started in self.held.values():
+                closing.push(started)
+            self.held = {}
+
+    def ready(
+        self, stack: str | None, say: Callable[[str], None], on_tick: Callable[[], None] = lambda: None
+    ) -> agents.Agents | None:
+        """Return idle agents of a stack, ``None`` if its cells are to be launches of their own."""
+        if stack not in self.needs:
+            return None
+        if stack in self.held:
+            warm, started = self.held[stack]
+            if warm.are_idle():
+                return warm
+            del self.held[stack]
+            started.close()
+            say("a warm rank was lost: starting them again")
+        elif self.one_at_a_time:
+            for other in list(self.held):
+                self.held.pop(other)[1].close()
+        try:
+            return self._start(stack, say, on_tick)
+        except AgentsError as error:
+            say(f"note: no warm ranks: {error}; every cell{f' of {stack}' if stack else ''} is a launch of its own")
+            del self.needs[stack]
+            return None
+
+    def _start(self, stack: str | None, say: Callable[[str], None], on_tick: Callable[[], None]) -> agents.Agents:
+        need, host = self.needs[stack], self.hosts[stack]
+        say(f"set-up: {need.world_size} warm ranks{f' of {stack}' if stack else ''} import torch and deepspeed, once")
+        setup = self.run / "work" / f"{_name(stack)}.json"
+        load_op = self.device == "cpu" and host.no_op is None
+        write_json(setup, {"model_types": need.model_types, "load_op": load_op})
+        argv = _command(need, self.device, setup, host.python)
+        log = self.run / "logs" / f"{_name(stack)}.log"
+        with contextlib.ExitStack() as starting, loading_ops(self.device, host):
+            begun = agents.agents(argv, host.variables, need.world_size, run=self.run, log=log, on_tick=on_tick)
+            warm = starting.enter_context(begun)
+            self.held[stack] = warm, starting.pop_all()
+        setup.unlink(missing_ok=True)
+        return warm
+
+
+def loading_ops(device: str, host: Host) -> contextlib.AbstractContextManager[None]:
+    """Hold the folder of compiled ops while ranks of ``host`` may load from it."""
+    if device != "cpu":
+        return contextlib.nullcontext()
+    return extensions.in_use(Path(host.variables["TORCH_EXTENSIONS_DIR"]))
+
+
+def visible_devices(device: str, world_size: int) -> dict[str, str]:
+    """Return the variables that show a forked cell of ``world_size`` ranks its GPUs, as its own launch would."""
+    if device != "cuda":
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu["index"]) for gpu in gpus()[:world_size])}
+
+
+def relative(argv: list[str], run: Path) -> list[str]:
+    """Return the command of a launch as a record keeps it: without the interpreter, paths as in the run folder."""
+    job = Path(argv[-1])
+    return ["deepspeed", *argv[3:-1], str(job.relative_to(run)) if job.is_relative_to(run) else str(job)]

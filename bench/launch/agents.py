@@ -1,0 +1,215 @@
+"""Warm ranks: one `deepspeed` launch starts agents that import once; every job is a fresh child of each.
+
+The agents (bench.worker.agent) connect to this process over loopback. They are told which job file to run and tell how
+it ended; nothing else goes that way. A cell of n ranks runs in children of the first n agents.
+"""
+
+import contextlib
+import select
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.channel import Channel
+from bench.errors import AgentsError
+from bench.hang import RankStack
+from bench.launch.deepspeed import Exit, create, free_port, started
+from bench.launch.witness import kills_between, oom_kills, rank_stacks
+from bench.messages import rank_exit
+from bench.shared_memory import remove_buffers
+
+START_TIMEOUT_S = 600.0
+# What the peers of a rank that failed have for their own last words.
+_GRACE_S = 2.0
+# A killed child is gone in milliseconds, gigabytes of it in a second or two; the launcher looks once a second.
+_END_S = 20.0
+_RUNNER = "ZEROSTAGE_RUNNER"
+
+
+@dataclass
+class Agents:
+    """The warm ranks of one launch. ``start_s``: what that took, ``None`` once a row tells it. ``port``: of their job."""
+
+    argv: list[str]
+    channels: list[Channel]
+    launcher: subprocess.Popen[bytes]
+    log: Path
+    start_s: float | None
+    port: int | None = None
+    lost: bool = False
+
+    def are_idle(self) -> bool:
+        """Whether they wait for a job. If not, one has gone or does not answer, and others have to be started."""
+        return not self.lost and self.launcher.poll() is None and not select.select(self.channels, [], [], 0)[0]
+
+
+@dataclass
+class _Job:
+    """What is known of a job under way, by rank: its process, its exit status."""
+
+    processes: dict[int, psutil.Process] = field(default_factory=dict)
+    statuses: dict[int, int] = field(default_factory=dict)
+    first_failure: tuple[float, int] | None = None
+
+    def note(self, rank: int, message: dict[str, Any]) -> None:
+        if "pid" in message:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self.processes[rank] = psutil.Process(message["pid"])
+        else:
+            self.statuses[rank] = message["status"]
+            if message["status"] and self.first_failure is None:
+                self.first_failure = time.monotonic(), message["status"]
+
+
+@contextlib.contextmanager
+def agents(
+    argv: list[str],
+    env: dict[str, str],
+    world_size: int,
+    *,
+    run: Path,
+    log: Path,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Iterator[Agents]:
+    """Start ``argv``, a launch of ``world_size`` agents, and wait until all are warm; at the end none is left.
+
+    Raises:
+        AgentsError: they did not come up, or one says that a forked child would not be as good as a fresh process.
+        StoreError: ``log`` cannot be written.
+    """
+    began, token = time.monotonic(), uuid.uuid4().hex
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=world_size))
+        env = env | {_RUNNER: f"127.0.0.1:{listener.getsockname()[1]}:{token}"}
+        launcher, _ = stack.enter_context(started(argv, env, run=run, log=log))
+        found: dict[int, Channel] = {}
+        while len(found) < world_size:
+            on_tick()
+            if launcher.poll() is not None:
+                raise AgentsError(f"the launch of warm ranks ended with status {launcher.returncode}; see {log.name}")
+            if time.monotonic() - began > START_TIMEOUT_S:
+                raise AgentsError(f"warm ranks were not ready after {START_TIMEOUT_S:g} s; see {log.name}")
+            if select.select([listener], [], [], 0.1)[0]:
+                channel, hello = _greeting(listener)
+                stack.callback(channel.close)
+                if hello.get("token") == token:
+                    if hello["why_not_fork"]:
+                        raise AgentsError(hello["why_not_fork"])
+                    found[hello["rank"]] = channel
+        channels = [found[rank] for rank in range(world_size)]
+        warm = Agents(argv, channels, launcher, log, time.monotonic() - began)
+        try:
+            yield warm
+        finally:
+            stack.close()
+            if warm.port is not None:  # of a job that was broken off: its ranks are gone only now
+                remove_buffers(warm.port)
+
+
+def _greeting(listener: socket.socket) -> tuple[Channel, dict[str, Any]]:
+    """Accept a connection; what does not speak at once is no agent."""
+    connection, _ = listener.accept()
+    connection.settimeout(5.0)
+    channel = Channel(connection)
+    messages: list[dict[str, Any]] = []
+    with contextlib.suppress(EOFError, ValueError):
+        while not messages:
+            messages = channel.receive()
+    connection.settimeout(None)
+    return channel, messages[0] if messages and isinstance(messages[0], dict) else {}
+
+
+def fork(
+    agents: Agents,
+    module: str,
+    argument: Path,
+    world_size: int,
+    *,
+    log: Path,
+    timeout_s: float,
+    variables: dict[str, str],
+    work: Path | None = None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Exit:
+    """Run ``module.main(argument)`` in a child of each of the first ``world_size`` agents; see all of them end.
+
+    ``work`` and ``on_tick`` as in `bench.launch.deepspeed.launch`. When one rank fails, its peers have 2 s for their
+    last words. An agent that goes takes the launch with it: ``agents.lost`` is set then. An exception in ``on_tick``
+    or in this process leaves the ranks to the end of `agents`.
+    """
+    agents.port = port = free_port()
+    create(log).close()
+    kills, began = oom_kills(), time.monotonic()
+    variables = variables | {"WORLD_SIZE": str(world_size), "LOCAL_SIZE": str(world_size), "MASTER_PORT": str(port)}
+    request = {"module": module, "argument": str(argument), "log": str(log), "variables": variables}
+    job, stacks, timed_out = _Job(), [], False
+    ranks = dict(enumerate(agents.channels[:world_size]))
+    status = None
+    try:
+        for channel in ranks.values():
+            channel.send(request)
+        while not _wait(ranks, job, on_tick):
+            if time.monotonic() - began > timeout_s:
+                timed_out = True
+                stacks = _where(job, work)
+                _end(ranks, job)
+                break
+            if job.first_failure is not None and time.monotonic() - job.first_failure[0] > _GRACE_S:
+                _end(ranks, job)
+                break
+        status = job.first_failure[1] if job.first_failure else 0
+    except EOFError:
+        agents.lost = True
+        status = _how_lost(agents, log)
+    remove_buffers(port)
+    return Exit(None if timed_out else status, time.monotonic() - began, stacks, kills_between(kills, oom_kills()))
+
+
+def _wait(ranks: dict[int, Channel], job: _Job, on_tick: Callable[[], None]) -> bool:
+    """Wait a moment for messages; return whether every rank has ended."""
+    on_tick()
+    for channel in select.select(list(ranks.values()), [], [], 0.1)[0]:
+        rank = next(rank for rank, each in ranks.items() if each is channel)
+        for message in channel.receive():
+            job.note(rank, message)
+    return len(job.statuses) == len(ranks)
+
+
+def _end(ranks: dict[int, Channel], job: _Job) -> None:
+    """Kill the ranks that are left, and wait until they are gone.
+
+    Raises:
+        EOFError: an agent has gone, or did not answer.
+    """
+    for rank, channel in ranks.items():
+        if rank not in job.statuses:
+            channel.send({"kill": True})
+    deadline = time.monotonic() + _END_S
+    while not _wait(ranks, job, lambda: None):
+        if time.monotonic() > deadline:
+            raise EOFError
+
+
+def _where(job: _Job, work: Path | None) -> list[RankStack]:
+    if work is None:
+        return []
+    living = {rank: process for rank, process in job.processes.items() if rank not in job.statuses}
+    return rank_stacks(living, work)
+
+
+def _how_lost(agents: Agents, log: Path) -> int:
+    """Return the exit status of the agent that went, as its launcher saw it; say so in the log of the job."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        agents.launcher.wait(_END_S)
+    status = rank_exit(agents.log.read_text(errors="replace"))
+    with log.open("a") as stream:
+        how = "does not answer" if status is None else f"ended with exit status {status}"
+        stream.write(f"zerostage: the agent of a rank {how}\n")
+    return status or 1

@@ -1,0 +1,183 @@
+"""A warm rank: imports the stack once, and forks a fresh child for each job that the runner sends.
+
+``python -m bench.worker.agent SETUP`` under a launcher that sets RANK. SETUP is a JSON file: ``model_types`` to import,
+and whether to ``load_op``. ``ZEROSTAGE_RUNNER`` in the environment is ``host:port:token`` of the runner, which
+bench.launch.agents is. The agent itself computes nothing and joins nothing. It ends with its runner, and whatever its
+children have started ends with them.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from bench.channel import Channel
+from bench.shared_memory import remove_buffers
+from bench.worker.main import leave
+
+RUNNER = "ZEROSTAGE_RUNNER"
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_CUDA_ERROR_NOT_INITIALIZED = 3
+
+
+def _warm_up(model_types: list[str], load_op: bool) -> None:
+    """Import what a rank will, and load the op that DeepSpeed compiles, for which each rank would take a lock."""
+    import deepspeed  # noqa: F401
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    import bench.worker.composition
+    import bench.worker.effective
+    import bench.worker.loop
+    import bench.worker.reference  # noqa: F401
+
+    for model_type in model_types:
+        with contextlib.suppress(Exception):  # the rank that needs it will say what is wrong
+            MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    if load_op:
+        from bench.worker import prebuild
+
+        prebuild.main()
+
+
+def cuda_is_initialised() -> bool:
+    """Whether anything in this process has initialised CUDA, which a forked child then cannot use."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED)
+
+
+def why_not_fork() -> str | None:
+    """Return why a child of this process would not be as good as a fresh process; ``None`` if it is."""
+    if cuda_is_initialised():
+        return "CUDA was initialised by an import"
+    if others := len(list(Path("/proc/self/task").iterdir())) - 1:
+        return f"imports have started {others} thread(s), which a forked child lacks"
+    return None
+
+
+def _become_rank(job: dict[str, Any], inherited: list[int]) -> NoReturn:
+    """In the forked child: cut what ties it to the agent, and run the job as a process of its own would."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in inherited:
+            os.close(descriptor)
+        os.setsid()
+        os.dup2(os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        os.dup2(1, 2)
+        os.environ.update(job["variables"])
+        sys.argv = [job["module"], job["argument"]]
+        importlib.import_module(job["module"]).main(Path(job["argument"]))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    leave(status)
+
+
+class Agent:
+    """One child at a time. ``child`` is its process id, ``None`` between two jobs."""
+
+    def __init__(self, runner: Channel) -> None:
+        self.runner = runner
+        self.child: int | None = None
+        self.job: dict[str, Any] = {}
+        # Orphans of a rank become children of this process, and are found as such.
+        self.libc = ctypes.CDLL(None)
+        self.libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.ended, wake = os.pipe()
+        os.set_blocking(self.ended, False)
+        os.set_blocking(wake, False)
+        self.inherited = [runner.fileno(), self.ended, wake]
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Do what the runner asks until it has gone."""
+        while True:
+            ready, _, _ = select.select([self.runner, self.ended], [], [])
+            if self.ended in ready:
+                os.read(self.ended, 4096)
+                self._reap()
+            if self.runner in ready:
+                try:
+                    messages = self.runner.receive()
+                except EOFError:
+                    break
+                for message in messages:
+                    if message.get("kill"):
+                        self._kill()
+                    else:
+                        self._start(message)
+        self._kill()
+        self._end_descendants()
+
+    def _start(self, job: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        agent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != agent:  # it was killed before that
+                os._exit(1)
+            _become_rank(job, self.inherited)
+        self.child, self.job = child, job
+        self.runner.send({"pid": child})
+
+    def _kill(self) -> None:
+        if self.child is not None:
+            os.kill(self.child, signal.SIGKILL)  # not reaped yet, so the number is still its own
+
+    def _reap(self) -> None:
+        """Take the statuses of children that have ended; when it is the rank, end what it has left and tell."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self.child:
+                    self.child = None
+                    self._end_descendants()
+                    with contextlib.suppress(EOFError):
+                        self.runner.send({"status": os.waitstatus_to_exitcode(ended[1])})
+
+    def _end_descendants(self) -> None:
+        me = psutil.Process()
+        while alive := me.children(recursive=True):
+            for process in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+
+
+def main(setup: Path) -> None:
+    """Get warm, say so, and serve."""
+    host, port, token = os.environ.pop(RUNNER).split(":")
+    _warm_up(**json.loads(setup.read_text()))
+    gc.collect()
+    runner = Channel(socket.create_connection((host, int(port))))
+    runner.send(
+        {"token": token, "rank": int(os.environ["RANK"]), "process": os.getpid(), "why_not_fork": why_not_fork()}
+    )
+    agent = Agent(runner)
+    agent.serve()
+    if agent.job:
+        remove_buffers(agent.job["variables"]["MASTER_PORT"])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    leave(0)
