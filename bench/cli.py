@@ -106,7 +106,7 @@ def run_command(
     isolation: Annotated[
         Isolation,
         typer.Option(
-            help="fork: ranks are children of processes that import torch once. process: every cell is a launch of its own."
+            help="fork: every rank is a fresh child of a process that imported torch once. process: launch every cell."
         ),
     ] = Isolation.fork,
 ) -> None:

@@ -5,7 +5,6 @@ and importing torch, DeepSpeed and transformers, in every rank and in two launch
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path

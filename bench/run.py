@@ -2,9 +2,7 @@
 
 import contextlib
 import os
-import shutil
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,15 +13,16 @@ from rich.console import Console
 from bench import estimate, references
 from bench.environment import fingerprint, installed, num_cores, resources
 from bench.errors import StoreError
-from bench.hosts import Host, obstacle, prepare
-from bench.isolation import WarmRanks, loading_ops, relative, visible_devices
+from bench.hosts import obstacle, prepare
+from bench.isolation import WarmRanks
+from bench.job import Job, measure
 from bench.launch import deepspeed
-from bench.launch.agents import Agents, fork
+from bench.launch.agents import fork
 from bench.launch.processes import RUN_MARKER, kill_marked
-from bench.outcome import not_built, outcome, skipped, unjudged
+from bench.outcome import not_built, skipped
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
 from bench.progress import MatrixProgress, duration
-from bench.record import Launch, Record
+from bench.record import Record
 from bench.scenario import Scenario
 from bench.store import (
     MANIFEST_VERSION,
@@ -36,19 +35,6 @@ from bench.store import (
     write_record,
 )
 from bench.validity.forewarn import forewarnings
-
-
-@dataclass(frozen=True)
-class Job:
-    """One launch to make: a cell, and which of its repeats."""
-
-    planned: PlannedCell
-    repeat: int
-
-    @property
-    def name(self) -> str:
-        """The stem of its record, log and work folder."""
-        return record_name(self.planned.cell_id, self.repeat, self.planned.stack)
 
 
 def _jobs(scenario: Scenario, cells: list[PlannedCell]) -> list[Job]:
@@ -93,90 +79,6 @@ def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: l
             "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
         },
     )
-
-
-def _launch(
-    job: Job, scenario: Scenario, run: Path, host: Host, device: str, agents: Agents | None, progress: MatrixProgress
-) -> Record:
-    """Run a job in children of ``agents``, or, without them, by a launch of its own."""
-    cell = job.planned.cell
-    work = run / "work" / job.name
-    log = run / "logs" / f"{job.name}.log"
-    shutil.rmtree(work, ignore_errors=True)
-    path = work / "job.json"
-    write_json(
-        path,
-        {
-            "cell": cell.model_dump(mode="json"),
-            "model_config": job.planned.config,
-            "corpus": job.planned.corpus,
-            "device": device,
-        },
-    )
-    started_at = datetime.now(UTC).isoformat(timespec="seconds")
-    agents_start_s = None
-    if agents:
-        argv, agents_start_s, agents.start_s = agents.argv, agents.start_s, None
-        ended = fork(
-            agents,
-            "bench.worker.main",
-            path,
-            cell.world_size,
-            log=log,
-            timeout_s=scenario.timeout_s,
-            variables=visible_devices(device, cell.world_size),
-            work=work,
-            on_tick=progress.tick,
-        )
-    else:
-        argv = deepspeed.command(cell.world_size, device, path, host.python)
-        with loading_ops(device, host):
-            ended = deepspeed.launch(
-                argv,
-                host.variables,
-                run=run,
-                log=log,
-                timeout_s=scenario.timeout_s,
-                work=work,
-                on_tick=progress.tick,
-            )
-    launch = Launch(
-        command=relative(argv, run),
-        isolation="fork" if agents else "process",
-        started_at=started_at,
-        wall_time_s=ended.wall_time_s,
-        agents_start_s=agents_start_s,
-        exit_status=ended.status,
-        log=f"logs/{job.name}.log",
-        log_tail=[],
-    )
-    record = _judge(job, launch, ended, run=run, work=work, log=log, timeout_s=scenario.timeout_s, device=device)
-    shutil.rmtree(work, ignore_errors=True)
-    return record
-
-
-def _judge(
-    job: Job, launch: Launch, ended: deepspeed.Exit, *, run: Path, work: Path, log: Path, timeout_s: float, device: str
-) -> Record:
-    """Return the record of a launch; where judging it fails, one that says so: it must not cost the other rows."""
-    try:
-        return outcome(
-            job.planned,
-            job.repeat,
-            work=work,
-            log=log,
-            launch=launch,
-            timeout_s=timeout_s,
-            device=device,
-            num_cores=num_cores(),
-            references=references.find(run, job.planned, device),
-            stacks=ended.stacks,
-            oom_kills=ended.oom_kills,
-        )
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            shutil.copyfile(work / "result.json", log.with_suffix(".result.json"))
-        return unjudged(job.planned, job.repeat, log=log, launch=launch, device=device, error=error)
 
 
 def run_matrix(
@@ -243,7 +145,8 @@ def run_matrix(
                         stack = job.planned.stack
                         agents = ranks.ready(stack, progress.say, progress.tick)
                         progress.begin(f"{job.planned.label}-r{job.repeat}")
-                        record = _launch(job, scenario, run, hosts[stack], offer.device, agents, progress)
+                        limit, tick = scenario.timeout_s, progress.tick
+                        record = measure(job, run, hosts[stack], offer.device, agents, timeout_s=limit, on_tick=tick)
                     # On disk before it is on the screen: a pipe that closed must not cost the row.
                     write_record(run, record)
                     records[job.name] = record

@@ -35,7 +35,10 @@ _RUNNER = "ZEROSTAGE_RUNNER"
 
 @dataclass
 class Agents:
-    """The warm ranks of one launch. ``start_s``: what that took, ``None`` once a row tells it. ``port``: of their job."""
+    """The warm ranks of one launch.
+
+    ``start_s``: what that took, ``None`` once a row tells it. ``port``: of the job that they run or ran last.
+    """
 
     argv: list[str]
     channels: list[Channel]

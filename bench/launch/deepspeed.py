@@ -16,8 +16,8 @@ from bench.environment import gpus
 from bench.errors import StoreError
 from bench.hang import RankStack
 from bench.launch.processes import LAUNCH_MARKER, RUN_MARKER, kill_marked
-from bench.shared_memory import remove_buffers
 from bench.launch.witness import kills_between, oom_kills, rank_stacks, ranks_of
+from bench.shared_memory import remove_buffers
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -33,15 +33,22 @@ _CUDA_ERROR_NOT_INITIALIZED = 3
 
 def _warm_up(model_types: list[str], load_op: bool) -> None:
     """Import what a rank will, and load the op that DeepSpeed compiles, for which each rank would take a lock."""
-    import deepspeed  # noqa: F401
+    from deepspeed.accelerator import get_accelerator
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    import bench.environment
     import bench.worker.composition
     import bench.worker.effective
+    import bench.worker.failure
     import bench.worker.loop
     import bench.worker.reference  # noqa: F401
 
+    if get_accelerator().device_name() == "cpu":
+        # Every ZeRO engine imports it (0.19.8), and it imports torch's compiler: 1.3 s. Whether that leaves CUDA alone
+        # could not be tried.
+        with contextlib.suppress(ImportError):
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     for model_type in model_types:
         with contextlib.suppress(Exception):  # the rank that needs it will say what is wrong
             MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
@@ -69,7 +76,7 @@ def why_not_fork() -> str | None:
     return None
 
 
-def _become_rank(job: dict[str, Any], inherited: list[int]) -> NoReturn:
+def _become_rank(job: dict[str, Any], inherited: list[int]) -> None:
     """In the forked child: cut what ties it to the agent, and run the job as a process of its own would."""
     status = 1
     try:
@@ -109,11 +116,11 @@ class Agent:
     def serve(self) -> None:
         """Do what the runner asks until it has gone."""
         while True:
-            ready, _, _ = select.select([self.runner, self.ended], [], [])
+            ready, _, _ = select.select([self.runner.fileno(), self.ended], [], [])
             if self.ended in ready:
                 os.read(self.ended, 4096)
                 self._reap()
-            if self.runner in ready:
+            if self.runner.fileno() in ready:
                 try:
                     messages = self.runner.receive()
                 except EOFError:

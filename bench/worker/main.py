@@ -1,6 +1,8 @@
 """What every rank does: ``python -m bench.worker.main JOB`` under a launcher that sets RANK and WORLD_SIZE.
 
-A warm agent (bench.worker.agent) calls ``main`` in a child that it has forked. JOB is a JSON file that bench.run writes. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
+A warm agent (bench.worker.agent) calls ``main`` in a child that it has forked.
+
+JOB is a JSON file that bench.run writes. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
 ``failure.rank<r>.json``. Nothing else crosses the process border, and the exit status proves nothing.
 """
 

@@ -1,0 +1,126 @@
+"""One job: a cell and which of its repeats, run in ranks of its own, and the record that comes of it."""
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench import references
+from bench.environment import num_cores
+from bench.hosts import Host
+from bench.isolation import loading_ops, relative, visible_devices
+from bench.launch import deepspeed
+from bench.launch.agents import Agents, fork
+from bench.outcome import outcome, unjudged
+from bench.plan import PlannedCell
+from bench.record import Launch, Record
+from bench.store import record_name, write_json
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch to make: a cell, and which of its repeats."""
+
+    planned: PlannedCell
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        """The stem of its record, log and work folder."""
+        return record_name(self.planned.cell_id, self.repeat, self.planned.stack)
+
+
+def measure(
+    job: Job,
+    run: Path,
+    host: Host,
+    device: str,
+    agents: Agents | None,
+    *,
+    timeout_s: float,
+    on_tick: Callable[[], None] = lambda: None,
+) -> Record:
+    """Run a job in children of ``agents`` or, without them, by a launch of its own; return its record.
+
+    ``timeout_s`` and ``on_tick`` as in `bench.launch.deepspeed.launch`.
+    """
+    cell = job.planned.cell
+    work = run / "work" / job.name
+    log = run / "logs" / f"{job.name}.log"
+    shutil.rmtree(work, ignore_errors=True)
+    path = work / "job.json"
+    write_json(
+        path,
+        {
+            "cell": cell.model_dump(mode="json"),
+            "model_config": job.planned.config,
+            "corpus": job.planned.corpus,
+            "device": device,
+        },
+    )
+    started_at = datetime.now(UTC).isoformat(timespec="seconds")
+    agents_start_s = None
+    if agents:
+        argv, agents_start_s, agents.start_s = agents.argv, agents.start_s, None
+        ended = fork(
+            agents,
+            "bench.worker.main",
+            path,
+            cell.world_size,
+            log=log,
+            timeout_s=timeout_s,
+            variables=visible_devices(device, cell.world_size),
+            work=work,
+            on_tick=on_tick,
+        )
+    else:
+        argv = deepspeed.command(cell.world_size, device, path, host.python)
+        with loading_ops(device, host):
+            ended = deepspeed.launch(
+                argv,
+                host.variables,
+                run=run,
+                log=log,
+                timeout_s=timeout_s,
+                work=work,
+                on_tick=on_tick,
+            )
+    launch = Launch(
+        command=relative(argv, run),
+        isolation="fork" if agents else "process",
+        started_at=started_at,
+        wall_time_s=ended.wall_time_s,
+        agents_start_s=agents_start_s,
+        exit_status=ended.status,
+        log=f"logs/{job.name}.log",
+        log_tail=[],
+    )
+    record = _judge(job, launch, ended, run=run, work=work, log=log, timeout_s=timeout_s, device=device)
+    shutil.rmtree(work, ignore_errors=True)
+    return record
+
+
+def _judge(
+    job: Job, launch: Launch, ended: deepspeed.Exit, *, run: Path, work: Path, log: Path, timeout_s: float, device: str
+) -> Record:
+    """Return the record of a launch; where judging it fails, one that says so: it must not cost the other rows."""
+    try:
+        return outcome(
+            job.planned,
+            job.repeat,
+            work=work,
+            log=log,
+            launch=launch,
+            timeout_s=timeout_s,
+            device=device,
+            num_cores=num_cores(),
+            references=references.find(run, job.planned, device),
+            stacks=ended.stacks,
+            oom_kills=ended.oom_kills,
+        )
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(work / "result.json", log.with_suffix(".result.json"))
+        return unjudged(job.planned, job.repeat, log=log, launch=launch, device=device, error=error)
