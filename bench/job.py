@@ -1,7 +1,9 @@
-"""One job: a cell and which of its repeats, run in ranks of its own, and the record that comes of it."""
+"""What runs: a job, which is a cell and one of its repeats, in ranks of its own; and references, in one process."""
 
 import contextlib
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +19,8 @@ from bench.outcome import outcome, unjudged
 from bench.plan import PlannedCell
 from bench.record import Launch, Record
 from bench.store import record_name, write_json
+
+_WORKER = "bench.worker.main"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def measure(
         argv, agents_start_s, agents.start_s = agents.argv, agents.start_s, None
         ended = fork(
             agents,
-            "bench.worker.main",
+            _WORKER,
             path,
             cell.world_size,
             log=log,
@@ -124,3 +128,16 @@ def _judge(
         with contextlib.suppress(OSError):
             shutil.copyfile(work / "result.json", log.with_suffix(".result.json"))
         return unjudged(job.planned, job.repeat, log=log, launch=launch, device=device, error=error)
+
+
+def compute_references(
+    jobs: Path, run: Path, device: str, agents: Agents | None, *, log: Path, timeout_s: float
+) -> deepspeed.Exit:
+    """Run a list of references (`bench.references.make`) in a child of an agent, or in a process of its own."""
+    # One process has the machine to itself.
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cores()))}
+    if agents:
+        return fork(agents, "bench.worker.reference", jobs, 1, log=log, timeout_s=timeout_s, variables=threads)
+    argv = [sys.executable, "-m", "bench.worker.reference", str(jobs)]
+    env = deepspeed.environment(device, None) | threads
+    return deepspeed.launch(argv, env, run=run, log=log, timeout_s=timeout_s)

@@ -1,8 +1,6 @@
 """The matrix, end to end: what is left to measure, launched cell by cell, each one a record when it ends."""
 
 import contextlib
-import os
-import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,13 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from bench import estimate, references
-from bench.environment import fingerprint, installed, num_cores, resources
+from bench.environment import fingerprint, installed, resources
 from bench.errors import StoreError
 from bench.hosts import obstacle, prepare
 from bench.isolation import WarmRanks
-from bench.job import Job, measure
-from bench.launch import deepspeed
-from bench.launch.agents import fork
+from bench.job import Job, compute_references, measure
+from bench.launch.deepspeed import Exit
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.outcome import not_built, skipped
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
@@ -170,15 +167,9 @@ def _make_references(
     if not jobs:
         return
     say = partial(console.print, highlight=False, markup=False)
-    # One process has the machine to itself.
-    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cores()))}
 
-    def start(path: Path, log: Path, timeout_s: float) -> deepspeed.Exit:
-        if agents := ranks.ready(None, say):
-            return fork(agents, "bench.worker.reference", path, 1, log=log, timeout_s=timeout_s, variables=threads)
-        argv = [sys.executable, "-m", "bench.worker.reference", str(path)]
-        env = deepspeed.environment(offer.device, None) | threads
-        return deepspeed.launch(argv, env, run=run, log=log, timeout_s=timeout_s)
+    def start(path: Path, log: Path, timeout_s: float) -> Exit:
+        return compute_references(path, run, offer.device, ranks.ready(None, say), log=log, timeout_s=timeout_s)
 
     expected = duration(estimate.reference_seconds(jobs.values(), known))
     say(f"reference runs: plain PyTorch, one process, {len(jobs)} to make (about {expected})")

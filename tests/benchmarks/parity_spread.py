@@ -22,12 +22,14 @@ BUCKETS = {
 }
 MEASURES = ("worst_loss_difference", "worst_grad_norm_difference", "worst_applied_grad_norm_difference")
 
+MODELS = ["llama-tiny", "llama-tiny-tied", "gpt2-tiny", "mixtral-tiny"]
+
 
 def draw(choose):
     """Return the settings of one honest cell."""
     persistent = {"stage3_param_persistence_threshold": choose.choice([0, 1_000, 100_000])}
     return {
-        "model": choose.choice(["llama-tiny", "llama-tiny-tied", "gpt2-tiny", "mixtral-tiny"]),
+        "model": choose.choice(MODELS),
         "strategy": choose.choice(["ddp", "z0", "z1", "z2", "z3"]),
         "world_size": choose.choice([1, 2, 2, 4]),
         "train_micro_batch_size_per_gpu": choose.choice([1, 2]),
@@ -46,7 +48,7 @@ def draw(choose):
 def main(runs, seed):
     """Measure, and print what was seen."""
     choose, seen, alarms, largest = random.Random(seed), defaultdict(list), 0, {}
-    with Ranks() as ranks:
+    with Ranks([planned(model=model, world_size=4) for model in MODELS]) as ranks:
         for number in range(1, runs + 1):
             cell = planned(**draw(choose))
             record = ranks.measure(cell)

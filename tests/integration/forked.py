@@ -1,17 +1,19 @@
-"""Measure cells in forked ranks: the worker and the judging of zerostage as they are, without its launcher."""
+"""Measure cells one by one in warm ranks, each perhaps with a fault: the product as it is, without a scenario file."""
 
-import json
-import subprocess
-import sys
+import os
 import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
+from rich.console import Console
+
+import bench.job
 from bench import references
 from bench.environment import fingerprint
-from bench.launch import deepspeed, extensions
-from bench.outcome import outcome
+from bench.hosts import prepare
+from bench.isolation import WarmRanks
 from bench.plan import Resources, plan
-from bench.record import Launch
 from bench.scenario import Scenario
 
 OFFER = Resources(device="cpu", slots=8, memory_bytes=2**34, shared=True)
@@ -26,80 +28,51 @@ def planned(**settings):
     return cell
 
 
+def host(run):
+    """Return where ranks start; DeepSpeed's op is compiled if need be."""
+    return prepare(run, None, fingerprint()["stack"], "cpu", Console(quiet=True))
+
+
 class Ranks:
-    """A context manager: a server of forked ranks, and a folder for what they leave."""
+    """A context manager: warm ranks, as many as the largest of ``cells`` has, and a folder for what they leave."""
+
+    def __init__(self, cells):
+        self.cells = cells
 
     def __enter__(self):
-        self.folder = tempfile.TemporaryDirectory()
-        self.path = Path(self.folder.name)
-        stack = fingerprint()["stack"]
-        versions = {name: stack[name] for name in ("python", "torch", "deepspeed")}
-        env = deepspeed.environment("cpu", extensions.folder(versions))
-        argv = [sys.executable, "-m", "bench.worker.prebuild"]
-        extensions.prepare(
-            extensions.folder(versions), versions, argv, env, run=self.path, log=self.path / "logs" / "setup.log"
-        )
-        self.server = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("rank_server.py"))],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.number = 0
+        with ExitStack() as stack:
+            self.path = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            self.fault = self.path / "fault"
+            path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+            variables = {"PYTHONPATH": path, "ZEROSTAGE_TEST_FAULT_FILE": str(self.fault)}
+            usual = host(self.path)
+            self.host = replace(usual, variables=usual.variables | variables)
+            self.warm = stack.enter_context(WarmRanks(self.path, "cpu", {None: self.host}, self.cells))
+            self.worker, bench.job._WORKER = bench.job._WORKER, "faulty_rank"
+            self.number = 0
+            self.stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc):
-        self.server.stdin.close()
-        self.server.wait(timeout=60)
-        self.server.stdout.close()
-        self.folder.cleanup()
+        bench.job._WORKER = self.worker
+        self.stack.close()
 
-    def request(self, module, path, world_size, log, fault=None):
-        request = {"argv": [module, str(path)], "world_size": world_size, "log": str(log), "fault": fault}
-        print(json.dumps(request), file=self.server.stdin, flush=True)
-        return json.loads(self.server.stdout.readline())
+    def agents(self):
+        return self.warm.ready(None, print)
 
     def reference(self, cell):
         """Make the references of ``cell`` that are not there yet."""
         (self.path / "references").mkdir(exist_ok=True)
-        jobs = references.missing(self.path, [cell], OFFER)
-        if jobs:
-            listed = self.path / "references" / "jobs.json"
-            listed.write_text(json.dumps(list(jobs.values())))
-            self.request("bench.worker.reference", listed, 1, self.path / "references.log")
 
-    def measure(self, cell, fault=None):
+        def start(jobs, log, timeout_s):
+            return bench.job.compute_references(jobs, self.path, "cpu", self.agents(), log=log, timeout_s=timeout_s)
+
+        references.make(self.path, references.missing(self.path, [cell], OFFER), start, 120.0)
+
+    def measure(self, cell, fault=None, timeout_s=120.0):
         """Return the record of ``cell``, measured with ``fault`` in every rank."""
         self.reference(cell)
         self.number += 1
-        work = self.path / "work" / str(self.number)
-        work.mkdir(parents=True)
-        job = {
-            "cell": cell.cell.model_dump(mode="json"),
-            "model_config": cell.config,
-            "corpus": cell.corpus,
-            "device": "cpu",
-        }
-        (work / "job.json").write_text(json.dumps(job))
-        log = work / "log"
-        statuses = self.request("bench.worker.main", work / "job.json", cell.cell.world_size, log, fault)
-        launch = Launch(
-            command=[],
-            started_at="2026-01-01T00:00:00+00:00",
-            wall_time_s=1.0,
-            exit_status=max(map(abs, statuses)),
-            log=str(log),
-            log_tail=[],
-        )
-        return outcome(
-            cell,
-            0,
-            work=work,
-            log=log,
-            launch=launch,
-            timeout_s=120.0,
-            device="cpu",
-            num_cores=8,  # these runs are not about time
-            references=references.find(self.path, cell, OFFER.device),
-        )
+        self.fault.write_text(fault or "")
+        job = bench.job.Job(cell, self.number)
+        return bench.job.measure(job, self.path, self.host, "cpu", self.agents(), timeout_s=timeout_s)

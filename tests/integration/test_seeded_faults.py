@@ -68,7 +68,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks() as started:
+    with Ranks([planned(**settings) for _, settings, *_ in CASES]) as started:
         yield started
 
 

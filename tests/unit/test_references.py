@@ -91,18 +91,17 @@ def test_a_reference_that_was_never_made_says_so(tmp_path: Path) -> None:
     assert references.find(tmp_path, cell, "cpu")[0]["error"] == "it was not run"
 
 
-def test_a_job_that_ends_its_process_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_ends_its_process_costs_no_other(tmp_path: Path) -> None:
     jobs = references.missing(tmp_path, planned(strategy="z0"), OFFER)
     deadly, harmless = jobs
 
-    def launch(argv: list[str], env: Any, **settings: Any) -> Exit:
-        for job in json.loads(Path(argv[-1]).read_text()):
+    def start(jobs: Path, log: Path, timeout_s: float) -> Exit:
+        for job in json.loads(jobs.read_text()):
             if deadly in job["out"]:
                 return Exit(-9, 1.0)
             Path(job["out"]).write_text(json.dumps(FIGURES))
         return Exit(0, 1.0)
 
-    monkeypatch.setattr(references, "launch", launch)
-    references.make(tmp_path, jobs, {}, 10.0)
+    references.make(tmp_path, jobs, start, 10.0)
     assert "status -9" in json.loads((tmp_path / "references" / f"{deadly}.json").read_text())["error"]
     assert json.loads((tmp_path / "references" / f"{harmless}.json").read_text()) == FIGURES

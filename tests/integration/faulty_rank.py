@@ -1,0 +1,29 @@
+"""What the ranks of these tests run: the worker, after a fault if the test asks for one.
+
+A fault of seeded_faults.py is put in before the worker starts; one of deadly_faults.py happens in rank 1, when the
+model and the engine are there.
+"""
+
+import os
+from pathlib import Path
+
+import bench.worker.main
+from bench.worker.loop import Loop
+
+
+def main(path):
+    if fault := Path(os.environ["ZEROSTAGE_TEST_FAULT_FILE"]).read_text():
+        import deadly_faults
+        import seeded_faults
+
+        if fault in seeded_faults.FAULTS:
+            seeded_faults.FAULTS[fault]()
+        elif os.environ["RANK"] == "1":
+            counting_pass = Loop.counting_pass
+
+            def broken(self, *arguments):
+                deadly_faults.FAULTS[fault]()
+                return counting_pass(self, *arguments)
+
+            Loop.counting_pass = broken
+    bench.worker.main.main(path)
