@@ -2,8 +2,8 @@
 
 A cell takes as long as the newest completed run of it did: on the stack of now if there is one, else on other versions,
 else in another requested stack. Where its ranks were started another way (``isolation``: ``fork`` or ``process``), the
-steps of that run count, and what lies outside the steps as it typically is in the wanted way. A cell that never ran is
-put together from typical figures. What no run shows is assumed, and named so.
+steps of that run count, and the median of what lies outside them in the wanted way. A cell that never ran is put
+together from medians. What no run shows is assumed, and named so.
 """
 
 import heapq
@@ -29,7 +29,7 @@ ASSUMED_OUTSIDE_S = {"fork": 2.0, "process": 25.0}
 ASSUMED_TFLOPS = {"cpu": 0.01, "cuda": 50.0}
 # A step of a model whose FLOPs no formula gives.
 ASSUMED_STEP_S = 1.0
-# Each costs about 0.2 ms (more ranks, more). A store that holds more is read from its newest files on.
+# Of a store the newest rows, about 0.2 ms each, more with more ranks.
 _READ_AT_MOST = 2000
 
 
@@ -127,17 +127,16 @@ def _texts(results: Path) -> Iterator[str]:
             continue
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    seen = [value for value in values if value is not None]
-    return statistics.median(seen) if seen else None
-
-
 def _medians(pairs: Iterable[tuple[str, float | None]]) -> dict[str, float]:
     groups: dict[str, list[float]] = {}
     for name, value in pairs:
         if value is not None:
             groups.setdefault(name, []).append(value)
     return {name: statistics.median(values) for name, values in groups.items()}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    return _medians(("", value) for value in values).get("")
 
 
 def history(results: Path, device: str) -> History:
@@ -169,8 +168,7 @@ def _likeness(run: Launched, stack: str | None, known: History) -> int:
 
 def _closest(planned: PlannedCell, known: History) -> tuple[int, Launched | None]:
     """Return the run that says most about a cell, and its likeness."""
-    runs = known.runs.get(planned.cell_id, [])
-    ranked = [(_likeness(run, planned.stack, known), run) for run in runs]
+    ranked = [(_likeness(run, planned.stack, known), run) for run in known.runs.get(planned.cell_id, [])]
     return max(ranked, key=lambda each: (each[0], each[1].started_at), default=(0, None))
 
 
@@ -198,9 +196,9 @@ def seconds(planned: PlannedCell, known: History, isolation: str = "fork") -> fl
     if run is not None:
         return run.wall_s if run.isolation == isolation else run.steps_s + _outside_s(known, isolation)
     cell = planned.cell
-    counting = (SETTLING_STEPS + COUNTED_STEPS) * (known.counted_step or 1.0)  # in plain steps
-    steps = counting + cell.warmup_steps + cell.steps
-    return _outside_s(known, isolation) + steps * _step_s(cell, planned.config, cell.world_size, known)
+    counting = (SETTLING_STEPS + COUNTED_STEPS) * (known.counted_step or 1.0)
+    step_s = _step_s(cell, planned.config, cell.world_size, known)
+    return _outside_s(known, isolation) + (counting + cell.warmup_steps + cell.steps) * step_s
 
 
 def agents_seconds(known: History) -> float:
@@ -208,21 +206,29 @@ def agents_seconds(known: History) -> float:
     return _outside_s(known, "process") if known.agents_start_s is None else known.agents_start_s
 
 
-def starts(planned: Iterable[PlannedCell], known: History, isolation: str = "fork") -> list[float]:
-    """Return for each launch, in order, the seconds that starting agents adds: once per stack, with ``fork`` only."""
-    seen: set[str | None] = set()
+def starts(
+    planned: Iterable[PlannedCell], known: History, isolation: str = "fork", *, running: Iterable[str | None] = ()
+) -> list[float]:
+    """Return for each launch, in order, the seconds that starting agents takes before it.
+
+    They start once per stack, with ``fork`` only. ``running``: the stacks whose agents are there already.
+    """
+    seen = set(running)
     found = []
     for each in planned:
-        first = isolation == "fork" and each.stack not in seen
+        found.append(agents_seconds(known) if isolation == "fork" and each.stack not in seen else 0.0)
         seen.add(each.stack)
-        found.append(agents_seconds(known) if first else 0.0)
     return found
 
 
-def reference_seconds(jobs: Iterable[dict[str, Any]], known: History) -> float:
-    """Return the expected wall time of the reference runs ``jobs`` (bench.references), which share one start-up."""
+def reference_seconds(jobs: Iterable[dict[str, Any]], known: History, isolation: str = "fork") -> float:
+    """Return the expected wall time of the reference runs ``jobs`` (bench.references), which share one process.
+
+    With ``fork`` that is with the start of the agents that it is forked from, for references come first.
+    """
     steps = ((int(job["steps"]), Cell.model_validate(job["cell"]), job["model_config"]) for job in jobs)
-    return _outside_s(known, "process") + sum(count * _step_s(cell, config, 1, known) for count, cell, config in steps)
+    steps_s = sum(count * _step_s(cell, config, 1, known) for count, cell, config in steps)
+    return steps_s + _outside_s(known, isolation) + (agents_seconds(known) if isolation == "fork" else 0.0)
 
 
 def basis(planned: Iterable[PlannedCell], known: History, isolation: str = "fork") -> str:
@@ -232,11 +238,10 @@ def basis(planned: Iterable[PlannedCell], known: History, isolation: str = "fork
     likeness = [_closest(each, known) for each in {(each.cell_id, each.stack): each for each in planned}.values()]
     last = sum(alike == 2 for alike, _ in likeness)
     elsewhere = sum(run is not None for _, run in likeness) - last
-    new = len(likeness) - last - elsewhere
     counts = [
         (last, "by their last run on this stack"),
         (elsewhere, "by a run on another stack"),
-        (new, "by the speed of other cells"),
+        (len(likeness) - last - elsewhere, "by the speed of other cells"),
     ]
     (count, first), *rest = [each for each in counts if each[0]]
     parts = [first if not rest else f"{count} of {len(likeness)} cells {first}"]

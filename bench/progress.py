@@ -38,7 +38,7 @@ def summary(record: Record) -> str:
 class MatrixProgress:
     """A context manager. ``expected_s`` holds the estimate of each launch to come, in order (bench.estimate).
 
-    ``starts_s``: what starting agents adds to each. ``known``: whether its estimate is its own last run's time.
+    ``starts_s``: what starting agents takes before each begins. ``known``: whether its last run is its estimate.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MatrixProgress:
         self.known = [True] * len(expected_s) if known is None else known
         # None for a launch that says nothing of the others: one that crashed at once, or hung.
         self.spent_s: list[float | None] = []
-        self.label = ""
+        self.label = ""  # of the launch under way
         self.started = time.monotonic()
         self.bar = Progress(
             MofNCompleteColumn(),
@@ -89,13 +89,15 @@ class MatrixProgress:
 
     def left_s(self) -> float:
         """Return the expected seconds until the last launch ends; 0 when that one takes longer than expected."""
-        pace = {kind: self._pace(kind) for kind in (True, False)}
-        launches = zip(self.expected_s, self.starts_s, self.known, strict=True)
-        to_come = [start_s + pace[kind] * expected_s for expected_s, start_s, kind in launches][len(self.spent_s) :]
-        if not to_come:
+        done = len(self.spent_s)
+        if done == len(self.expected_s):
             return 0.0
+        pace = {kind: self._pace(kind) for kind in (True, False)}
+        launches = list(zip(self.starts_s, self.expected_s, self.known, strict=True))[done:]
+        phases = [phase_s for start_s, own_s, kind in launches for phase_s in (start_s, pace[kind] * own_s)]
+        now_s, *later_s = phases[1:] if self.label else phases
         # A launch that overruns takes its time from no other.
-        return max(0.0, to_come[0] - (time.monotonic() - self.started)) + sum(to_come[1:])
+        return max(0.0, now_s - (time.monotonic() - self.started)) + sum(later_s)
 
     def say(self, text: str) -> None:
         """Print a line above the live one."""
@@ -114,7 +116,7 @@ class MatrixProgress:
         """Refresh the live line."""
         elapsed = time.monotonic() - self.started
         left = f"{duration(left_s)} left" if (left_s := self.left_s()) else "longer than expected"
-        self.bar.update(self.task, description=f"{duration(elapsed)} in {self.label}", left=left)
+        self.bar.update(self.task, description=f"{duration(elapsed)} in {self.label or 'set-up'}", left=left)
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""
@@ -122,7 +124,7 @@ class MatrixProgress:
             self.say(f"{record.status}: {record.label}: {record.reason}")
             return
         self.spent_s.append(record.launch.wall_time_s if record.status == "completed" else None)
-        self.started = time.monotonic()
+        self.label, self.started = "", time.monotonic()
         number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"
         style = _STYLES.get(record.status, "red")
         self.console.print(

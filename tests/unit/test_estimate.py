@@ -137,7 +137,10 @@ def test_agents_start_once_per_stack_and_only_for_forks(tmp_path: Path) -> None:
     history = known(tmp_path, *rows, row(first, 2.0, isolation="fork", day=2))
     launches = [first, first, second, first]
     assert estimate.starts(launches, history, "fork") == [7.0, 0.0, 7.0, 0.0]
+    assert estimate.starts(launches, history, "fork", running=[None]) == [0.0, 0.0, 7.0, 0.0]
     assert estimate.starts(launches, history, "process") == [0.0] * 4
+    # References are forked from them as well, and come first.
+    assert estimate.reference_seconds([], history, "fork") == pytest.approx(7.0 + 1.0)
     # Where none was started yet, they take what a launch takes before its steps.
     assert estimate.agents_seconds(known(tmp_path / "processes", row(first, 12.0))) == pytest.approx(11.0)
 
@@ -262,9 +265,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def finish(shown: MatrixProgress, clock: Clock, wall_s: float, status: str = "completed", start_s: float = 0.0) -> None:
+def finish(shown: MatrixProgress, clock: Clock, wall_s: float, status: str = "completed") -> None:
     shown.begin("a cell")
-    clock.now += start_s + wall_s
+    clock.now += wall_s
     shown.end(row(cells()[0], wall_s, status=status))
 
 
@@ -300,7 +303,13 @@ def test_a_guess_that_was_wrong_says_nothing_of_what_is_known(clock: Clock) -> N
 def test_the_start_of_agents_is_of_no_pace(clock: Clock) -> None:
     shown = MatrixProgress(Console(quiet=True), [2.0] * 3, starts_s=[10.0, 0.0, 10.0])
     assert shown.left_s() == 26.0
-    finish(shown, clock, 4.0, start_s=30.0)
+    clock.now += 4.0
+    assert shown.left_s() == 22.0
+    clock.now += 300.0  # they take their time; then the cells still do
+    assert shown.left_s() == 16.0
+    shown.begin("a cell")
+    assert shown.left_s() == 16.0
+    finish(shown, clock, 4.0)
     assert shown.left_s() == pytest.approx(4.0 + 10.0 + 4.0)
 
 
