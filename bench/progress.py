@@ -36,13 +36,26 @@ def summary(record: Record) -> str:
 
 
 class MatrixProgress:
-    """A context manager. ``expected_s`` holds the estimate of each launch to come, in order."""
+    """A context manager. ``expected_s`` holds the estimate of each launch to come, in order (bench.estimate).
 
-    def __init__(self, console: Console, expected_s: list[float]) -> None:
+    ``starts_s``: what starting agents takes before each begins. ``known``: whether its last run is its estimate.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        expected_s: list[float],
+        *,
+        starts_s: list[float] | None = None,
+        known: list[bool] | None = None,
+    ) -> None:
         self.console = console
         self.expected_s = expected_s
-        self.spent_s: list[float] = []
-        self.label = ""
+        self.starts_s = [0.0] * len(expected_s) if starts_s is None else starts_s
+        self.known = [True] * len(expected_s) if known is None else known
+        # None for a launch that says nothing of the others: one that crashed at once, or hung.
+        self.spent_s: list[float | None] = []
+        self.label = ""  # of the launch under way
         self.started = time.monotonic()
         self.bar = Progress(
             MofNCompleteColumn(),
@@ -64,12 +77,27 @@ class MatrixProgress:
     ) -> None:
         self.bar.stop()
 
-    def _left_s(self) -> float:
-        # Launches here so far took this much of what was expected; the rest will too.
+    def _pace(self, known: bool) -> float:
+        """Return how much of what was expected the completed launches took whose estimates are of that kind.
+
+        A last run is off by the machine's load alone, a guess by far more: one kind tells nothing of the other.
+        """
+        done = zip(self.spent_s, self.expected_s, self.known, strict=False)
+        seen = [(spent, expected) for spent, expected, kind in done if spent is not None and kind == known]
+        expected_s = sum(expected for _, expected in seen)
+        return sum(spent for spent, _ in seen) / expected_s if expected_s else 1.0
+
+    def left_s(self) -> float:
+        """Return the expected seconds until the last launch ends; 0 when that one takes longer than expected."""
         done = len(self.spent_s)
-        pace = sum(self.spent_s) / sum(self.expected_s[:done]) if done else 1.0
-        current = time.monotonic() - self.started
-        return max(0.0, pace * sum(self.expected_s[done:]) - current)
+        if done == len(self.expected_s):
+            return 0.0
+        pace = {kind: self._pace(kind) for kind in (True, False)}
+        launches = list(zip(self.starts_s, self.expected_s, self.known, strict=True))[done:]
+        phases = [phase_s for start_s, own_s, kind in launches for phase_s in (start_s, pace[kind] * own_s)]
+        now_s, *later_s = phases[1:] if self.label else phases
+        # A launch that overruns takes its time from no other.
+        return max(0.0, now_s - (time.monotonic() - self.started)) + sum(later_s)
 
     def say(self, text: str) -> None:
         """Print a line above the live one."""
@@ -80,22 +108,23 @@ class MatrixProgress:
         self.label, self.started = label, time.monotonic()
         if not self.console.is_terminal:
             self.say(
-                f"[{len(self.spent_s) + 1}/{len(self.expected_s)}] {label} ... (about {duration(self._left_s())} left)"
+                f"[{len(self.spent_s) + 1}/{len(self.expected_s)}] {label} ... (about {duration(self.left_s())} left)"
             )
         self.tick()
 
     def tick(self) -> None:
         """Refresh the live line."""
         elapsed = time.monotonic() - self.started
-        left = f"{duration(left_s)} left" if (left_s := self._left_s()) else "longer than expected"
-        self.bar.update(self.task, description=f"{duration(elapsed)} in {self.label}", left=left)
+        left = f"{duration(left_s)} left" if (left_s := self.left_s()) else "longer than expected"
+        self.bar.update(self.task, description=f"{duration(elapsed)} in {self.label or 'set-up'}", left=left)
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""
         if record.launch is None:  # skipped, or its environment could not be made
             self.say(f"{record.status}: {record.label}: {record.reason}")
             return
-        self.spent_s.append(time.monotonic() - self.started)
+        self.spent_s.append(record.launch.wall_time_s if record.status == "completed" else None)
+        self.label, self.started = "", time.monotonic()
         number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"
         style = _STYLES.get(record.status, "red")
         self.console.print(

@@ -28,17 +28,24 @@ def _gib(value: float | None) -> str:
     return "?" if value is None else f"{value / 2**30:,.3f}"
 
 
-def _statuses(run: Path) -> dict[str, str]:
+def _statuses(run: Path) -> dict[str, list[str]]:
     """Return what the run folder already says of cells that were launched, by name; one word per launch."""
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for record in read_records(run):
         if record.status != "skipped":
-            name = row_name(record.cell_id, record.requested_stack)
-            found[name] = f"{found[name]}, {record.status}" if name in found else record.status
+            found.setdefault(row_name(record.cell_id, record.requested_stack), []).append(record.status)
     return found
 
 
-def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: int, console: Console) -> None:
+def show_plan(
+    scenario_path: Path,
+    results: Path,
+    only: list[str],
+    cpu_slots: int,
+    console: Console,
+    *,
+    isolation: str = "fork",
+) -> None:
     """Print every cell with its prediction and, where it is skipped, the reason; then counts and time."""
     from bench.launch import isolated
 
@@ -51,23 +58,31 @@ def show_plan(scenario_path: Path, results: Path, only: list[str], cpu_slots: in
     done = _statuses(results / scenario_path.stem)
     for entry in chosen:
         params = "?" if entry.params is None else f"{entry.params.total:,}"
-        status = done.get(row_name(entry.cell_id, entry.stack), "run")
-        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else status
+        words = done.get(row_name(entry.cell_id, entry.stack), [])
+        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else ", ".join(words) or "run"
         table.add_row(entry.cell_id, entry.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
-    launched = [e for e in chosen if e.skip_reason is None and row_name(e.cell_id, e.stack) not in done]
-    known = estimate.history(results, offer.device)
-    total = sum(estimate.seconds(entry, known) for entry in launched) * scenario.repeat
-    # Only the run folders under --results are looked at.
-    basis = "what earlier runs here took" if known.wall_s else "an assumed start-up and speed"
+    launches = [
+        entry
+        for entry in chosen
+        if entry.skip_reason is None
+        for _ in range(scenario.repeat - len(done.get(row_name(entry.cell_id, entry.stack), [])))
+    ]
     console.print(
         f"{len(chosen)} cells x {scenario.repeat} launches, {sum(1 for e in chosen if e.skip_reason)} cells skipped, "
-        f"{len(launched)} to run; "
-        f"about {duration(total)} by {basis}; {offer.slots} {offer.device} slots, "
+        f"{len(launches)} launches to run; {offer.slots} {offer.device} slots, "
         f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
         highlight=False,
     )
-    to_make = [s for s in dict.fromkeys(entry.stack for entry in launched) if s and not isolated.is_made(s)]
+    if launches:
+        # Only the run folders under --results are looked at.
+        known = estimate.history(results, offer.device)
+        total_s = sum(estimate.seconds(entry, known, isolation) for entry in launches)
+        total_s += sum(estimate.starts(launches, known, isolation))
+        more = "" if (results / scenario_path.stem / "references").is_dir() else "; reference runs come on top"
+        text = f"about {duration(total_s)}, {estimate.basis(launches, known, isolation)}{more}"
+        console.print(text, highlight=False, markup=False)
+    to_make = [s for s in dict.fromkeys(entry.stack for entry in launches) if s and not isolated.is_made(s)]
     if to_make:
         text = f"environments to make first, once, about two minutes each: {', '.join(to_make)}"
         console.print(text, highlight=False, markup=False)
