@@ -121,8 +121,8 @@ def run_command(
 
     console = _console()
     if dry_run:
-        show_plan(scenario, results, only or [], cpu_slots, console)
-        show_commands(scenario, only or [], cpu_slots, isolation is Isolation.fork, console)
+        show_plan(scenario, results, only or [], cpu_slots, console, isolation=isolation.value)
+        show_commands(scenario, only or [], cpu_slots, isolation.value, console)
         return
     for number in _STOP:
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, a closed terminal is no reason to stop
@@ -134,7 +134,7 @@ def run_command(
             only=only or [],
             fresh=fresh,
             cpu_slots=cpu_slots,
-            warm=isolation is Isolation.fork,
+            isolation=isolation.value,
             console=console,
         )
     except KeyboardInterrupt:

@@ -85,14 +85,14 @@ def run_matrix(
     only: list[str],
     fresh: bool,
     cpu_slots: int,
-    warm: bool,
+    isolation: str,
     console: Console,
 ) -> tuple[Path, list[Record]]:
     """Measure every cell that has no row yet; return the run folder and the rows of the selected cells.
 
     With ``fresh``, the rows of the selected cells are put aside first. Interrupted at any moment, all finished
-    cells are on disk and the same call goes on from there. ``warm``: ranks are children of agents that import once,
-    instead of a launch for every cell.
+    cells are on disk and the same call goes on from there. ``isolation``: ``fork`` for ranks that are children of warm
+    agents, where that is safe; ``process`` for a launch of every cell.
 
     Raises:
         BenchError: the scenario, the run folder or this machine cannot be used.
@@ -128,11 +128,14 @@ def run_matrix(
         }
         launches = [job for job in wanted if obstacle(job.planned, hosts) is None]
         known = estimate.history(results, offer.device)
-        in_agents = [job.planned for job in launches] if warm else []
-        with WarmRanks(run, offer.device, hosts, in_agents) as ranks:
-            _make_references(run, [job.planned for job in launches], offer, scenario.timeout_s, known, ranks, console)
-            expected = [estimate.seconds(job.planned, known) for job in launches]
-            with MatrixProgress(console, expected) as progress:
+        cells = [job.planned for job in launches]
+        with WarmRanks(run, offer.device, hosts, cells if isolation == "fork" else []) as ranks:
+            _make_references(run, cells, offer, scenario.timeout_s, known, ranks, console)
+            expected = [estimate.seconds(cell, known, isolation) for cell in cells]
+            starts = estimate.starts(cells, known, isolation, running=ranks.held)
+            with MatrixProgress(
+                console, expected, starts_s=starts, known=[estimate.is_known(cell, known) for cell in cells]
+            ) as progress:
                 for job in pending:
                     if job.planned.skip_reason is not None:
                         record = skipped(job.planned, job.repeat, offer.device)
@@ -171,7 +174,8 @@ def _make_references(
     def start(path: Path, log: Path, timeout_s: float) -> Exit:
         return compute_references(path, run, offer.device, ranks.ready(None, say), log=log, timeout_s=timeout_s)
 
-    expected = duration(estimate.reference_seconds(jobs.values(), known))
+    way = "fork" if None in ranks.needs else "process"
+    expected = duration(estimate.reference_seconds(jobs.values(), known, way))
     say(f"reference runs: plain PyTorch, one process, {len(jobs)} to make (about {expected})")
     with console.status("reference runs"):
         references.make(run, jobs, start, timeout_s)

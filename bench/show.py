@@ -90,8 +90,8 @@ def show_plan(
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
-def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, warm: bool, console: Console) -> None:
-    """Print the commands that would start ranks: of every cell, or of the ``warm`` agents that fork them."""
+def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolation: str, console: Console) -> None:
+    """Print the commands that would start ranks: of every cell, or of the agents that fork them."""
     from bench.isolation import commands
     from bench.launch import isolated
     from bench.launch.deepspeed import command
@@ -104,7 +104,7 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, warm: bo
 
     offer = resources(cpu_slots)
     cells = [entry for entry in select(plan_file(scenario_path, offer)[1], only) if entry.skip_reason is None]
-    if warm:
+    if isolation == "fork":
         console.print("started once; the ranks of every cell are forked from these (--isolation process: from none)")
         shown = commands(cells, offer.device, python)
     else:
