@@ -3,6 +3,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.utils.file_baton import FileBaton
@@ -166,6 +167,15 @@ def test_in_a_shared_folder_only_a_lock_older_than_any_build_is_stale(lock: Path
     waited, cleared = said
     assert "another machine may be building" in waited
     assert cleared.endswith("left by a build that was killed; removed")
+
+
+def test_a_folder_is_local_only_where_its_own_mount_is_known_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = {"/": "overlay", "/mnt-a": "nfs4", "/mnt-a/scratch": "xfs", "/mnt-b": "new", "/mnt-c": "autofs"}
+    mounted = [*mounts.items(), ("/mnt-c", "ext4")]  # over the one before it
+    parts = [SimpleNamespace(mountpoint=point, fstype=fstype) for point, fstype in mounted]
+    monkeypatch.setattr(extensions.psutil, "disk_partitions", lambda all: parts)
+    expected = {"/mnt-abc": True, "/mnt-a/x": False, "/mnt-a/scratch/x": True, "/mnt-b": False, "/mnt-c/x": True}
+    assert {path: extensions._is_local(Path(path)) for path in expected} == expected
 
 
 def test_a_lock_that_cannot_be_removed_is_named_with_the_reason(lock: Path, tmp_path: Path) -> None:
