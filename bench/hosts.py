@@ -1,7 +1,11 @@
 """Where the ranks of each stack start: its environment and the op that DeepSpeed compiles, made ready first."""
 
+import contextlib
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ from rich.console import Console
 from bench.errors import BuildError, LaunchError
 from bench.launch import deepspeed, extensions, isolated
 from bench.plan import PlannedCell
+from bench.progress import duration
 from bench.stacks import file_part, releases
 from bench.zero.stages import STRATEGIES
 
@@ -34,6 +39,18 @@ def obstacle(planned: PlannedCell, hosts: dict[str | None, Host]) -> str | None:
     return host.no_environment or (host.no_op if needs_op else None)
 
 
+def _say(console: Console, line: str) -> None:
+    console.print(f"set-up: {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def _spinner(console: Console, what: str) -> Iterator[Callable[[], None]]:
+    """Show on a terminal that set-up goes on; yields what to call, often, to show for how long by now."""
+    started = time.monotonic()
+    with console.status(what) as status:
+        yield lambda: status.update(f"{what}, {duration(time.monotonic() - started)}")
+
+
 def prepare(run: Path, stack: str | None, installed: dict[str, Any], device: str, console: Console) -> Host:
     """Make sure that ranks of a stack can start. What cannot be made is noted; other stacks and cells go on.
 
@@ -52,10 +69,10 @@ def prepare(run: Path, stack: str | None, installed: dict[str, Any], device: str
     suffix = f"-{file_part(stack)}"
     log = run / "logs" / f"environment{suffix}.log"
     if not isolated.is_made(stack):
-        console.print(f"set-up: making the environment {stack}, once, about a minute", highlight=False)
+        _say(console, f"making the environment {stack}, once, about a minute")
     try:
-        with console.status("installing"):
-            isolated.make(stack, run=run, log=log)
+        with _spinner(console, "installing") as tick:
+            isolated.make(stack, run=run, log=log, on_tick=tick)
     except BuildError as error:
         return Host("", {}, no_environment=f"{error}; see logs/{log.name}")
     python, folder = str(isolated.python(stack)), isolated.extensions(stack)
@@ -75,12 +92,21 @@ def _with_op(
     if device != "cpu":
         return Host(python, deepspeed.environment(device, None if python == sys.executable else folder, python))
     env = deepspeed.environment(device, folder, python)
-    if not extensions.is_built(folder, versions):
-        console.print("set-up: compiling DeepSpeed's C++ op, once per environment, about a minute")
+    built = extensions.is_built(folder, versions)
+    if not built:
+        _say(console, "compiling DeepSpeed's C++ op, once per environment, about a minute")
     try:
-        with console.status("compiling"):
-            argv = [python, "-m", "bench.worker.prebuild"]
-            extensions.prepare(folder, versions, argv, env, run=run, log=run / "logs" / f"setup{suffix}.log")
+        with _spinner(console, "looking for locks" if built else "compiling") as tick:
+            extensions.prepare(
+                folder,
+                versions,
+                [python, "-m", "bench.worker.prebuild"],
+                env,
+                run=run,
+                log=run / "logs" / f"setup{suffix}.log",
+                say=partial(_say, console),
+                on_tick=tick,
+            )
     except BuildError as error:
         return Host(python, env, no_op=str(error))
     return Host(python, env)

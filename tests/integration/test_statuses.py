@@ -1,4 +1,4 @@
-"""Statuses that need evidence from outside the ranks: a hang, the kernel's OOM killer, a compiler that fails."""
+"""Statuses that need evidence from outside the ranks: a hang, the kernel's OOM killer."""
 
 import shutil
 import uuid
@@ -76,26 +76,3 @@ def test_a_rank_that_the_kernel_kills_for_memory_is_host_oom(scenario_file, cgro
     # Whether the signal itself is seen depends on which of the ranks the launcher hears of first.
     assert record.reason.endswith(", and the kernel's OOM killer ended 1 process(es) of this cgroup meanwhile")
     assert done.returncode == 0  # an answer, as oom is
-
-
-def test_an_op_that_cannot_be_compiled_costs_only_the_cells_that_need_it(scenario_file, tmp_path):
-    compiler = tmp_path / "g++"
-    compiler.write_text(
-        "#!/bin/sh\n"
-        'case "$*" in\n'
-        '*-MMD*) echo "shm.cpp:7:10: fatal error: immintrin.h: No such file or directory" >&2; exit 1;;\n'
-        '*) exec /usr/bin/g++ "$@";;\n'
-        "esac\n"
-    )
-    compiler.chmod(0o755)
-    broken = {"CXX": str(compiler), "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"), "CUDA_VISIBLE_DEVICES": ""}
-    path = scenario_file({"strategy": ["z1", "ddp"], "world_size": 1})
-    assert run(path, **broken).returncode == 1
-    found = records(path)
-    assert found["ddp"].status == "completed"
-    assert found["z1"].status == "build_error"
-    assert "shm.cpp:7:10: fatal error: immintrin.h: No such file or directory" in found["z1"].reason
-    assert found["z1"].launch is None
-    again = run(path, **broken)  # a compiler may be there by now, so it is tried again
-    assert "1 of 2 rows are there already" in again.stdout
-    assert again.returncode == 1

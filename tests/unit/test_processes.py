@@ -10,8 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.errors import BuildError
-from bench.launch import extensions
 from bench.launch.processes import kill_marked, marked
 
 MARKER = "ZEROSTAGE_TEST"
@@ -96,61 +94,3 @@ time.sleep(300)
 
 def test_nothing_to_kill() -> None:
     assert kill_marked(MARKER, uuid.uuid4().hex) == 0
-
-
-def locks(folder: Path, *names: str) -> list[Path]:
-    found = [folder / name / "lock" for name in names]
-    for lock in found:
-        lock.parent.mkdir()
-        lock.touch()
-        os.utime(lock, (1, 1))
-    return found
-
-
-def test_stale_lock_is_removed_and_a_refreshed_one_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old, retaken, released = locks(tmp_path, "old", "retaken", "released")
-    other = tmp_path / "old" / "lock.so"
-    other.touch()
-
-    def meanwhile(seconds: float) -> None:
-        assert seconds >= 1
-        released.unlink()
-        retaken.unlink()
-        retaken.touch()
-
-    monkeypatch.setattr(extensions.time, "sleep", meanwhile)
-    extensions.clear_stale_locks(tmp_path)
-    assert [lock.exists() for lock in (old, retaken, released, other)] == [False, True, False, True]
-
-
-def test_folder_without_locks_costs_no_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extensions.time, "sleep", lambda seconds: pytest.fail("waited"))
-    extensions.clear_stale_locks(tmp_path)
-    extensions.clear_stale_locks(tmp_path / "absent")
-
-
-def test_a_build_that_is_done_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launches of another run hold the folder's lock for minutes; a finished build must not need it."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    stack: dict[str, object] = {"torch": "1"}
-    extensions.prepare(tmp_path, stack, ["true"], {}, run=tmp_path, log=tmp_path / "log")
-    with extensions.in_use(tmp_path):
-        extensions.prepare(tmp_path, stack, ["false"], {}, run=tmp_path, log=tmp_path / "log")
-
-
-def test_a_failed_build_names_the_compilers_first_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    compiler = ["sh", "-c", "echo 'a.cpp:1:2: error: no such thing'; echo 'a.cpp:2:2: error: another'; exit 1"]
-    for argv, cause in ((compiler, "a.cpp:1:2: error: no such thing"), (["false"], "exit status 1")):
-        with pytest.raises(BuildError) as caught:
-            extensions.prepare(tmp_path, {}, argv, {}, run=tmp_path, log=tmp_path / "setup.log")
-        assert f"could not be built: {cause} (logs/setup.log)" in str(caught.value)
-
-
-def test_a_build_that_does_not_end_names_folder_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr(extensions, "BUILD_TIMEOUT_S", 0.5)
-    with pytest.raises(BuildError) as caught:
-        extensions.prepare(tmp_path, {}, ["sleep", "60"], {}, run=tmp_path, log=tmp_path / "setup.log")
-    assert f"not done after 0.5 s; a lock file left in {tmp_path}/*" in str(caught.value)
-    assert "logs/setup.log" in str(caught.value)
