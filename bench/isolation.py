@@ -116,7 +116,7 @@ class WarmRanks:
         write_json(setup, {"model_types": need.model_types, "load_op": load_op})
         argv = _command(need, self.device, setup, host.python)
         log = self.run / "logs" / f"{_name(stack)}.log"
-        with contextlib.ExitStack() as starting, loading_ops(self.device, host):
+        with contextlib.ExitStack() as starting, loading_ops(self.device, host, say, on_tick):
             begun = agents.agents(argv, host.variables, need.world_size, run=self.run, log=log, on_tick=on_tick)
             warm = starting.enter_context(begun)
             self.held[stack] = warm, starting.pop_all()
@@ -124,11 +124,13 @@ class WarmRanks:
         return warm
 
 
-def loading_ops(device: str, host: Host) -> contextlib.AbstractContextManager[None]:
-    """Hold the folder of compiled ops while ranks of ``host`` may load from it."""
+def loading_ops(
+    device: str, host: Host, say: Callable[[str], None], on_tick: Callable[[], None]
+) -> contextlib.AbstractContextManager[None]:
+    """Hold the folder of compiled ops while ranks of ``host`` may load from it, without locks of the dead."""
     if device != "cpu":
         return contextlib.nullcontext()
-    return extensions.in_use(Path(host.variables["TORCH_EXTENSIONS_DIR"]))
+    return extensions.in_use(Path(host.variables["TORCH_EXTENSIONS_DIR"]), say=say, on_tick=on_tick)
 
 
 def visible_devices(device: str, world_size: int) -> dict[str, str]:

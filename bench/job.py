@@ -44,11 +44,12 @@ def measure(
     agents: Agents | None,
     *,
     timeout_s: float,
+    say: Callable[[str], None] = print,
     on_tick: Callable[[], None] = lambda: None,
 ) -> Record:
     """Run a job in children of ``agents`` or, without them, by a launch of its own; return its record.
 
-    ``timeout_s`` and ``on_tick`` as in `bench.launch.deepspeed.launch`.
+    ``timeout_s`` and ``on_tick`` as in `bench.launch.deepspeed.launch`; ``say`` tells the user of what was in the way.
     """
     cell = job.planned.cell
     work = run / "work" / job.name
@@ -81,7 +82,7 @@ def measure(
         )
     else:
         argv = deepspeed.command(cell.world_size, device, path, host.python)
-        with loading_ops(device, host):
+        with loading_ops(device, host, say, on_tick):
             ended = deepspeed.launch(
                 argv,
                 host.variables,

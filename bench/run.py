@@ -145,8 +145,16 @@ def run_matrix(
                         stack = job.planned.stack
                         agents = ranks.ready(stack, progress.say, progress.tick)
                         progress.begin(f"{job.planned.label}-r{job.repeat}")
-                        limit, tick = scenario.timeout_s, progress.tick
-                        record = measure(job, run, hosts[stack], offer.device, agents, timeout_s=limit, on_tick=tick)
+                        record = measure(
+                            job,
+                            run,
+                            hosts[stack],
+                            offer.device,
+                            agents,
+                            timeout_s=scenario.timeout_s,
+                            say=progress.say,
+                            on_tick=progress.tick,
+                        )
                     # On disk before it is on the screen: a pipe that closed must not cost the row.
                     write_record(run, record)
                     records[job.name] = record

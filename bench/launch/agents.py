@@ -168,9 +168,9 @@ def fork(
                 _end(ranks, job)
                 break
         status = job.first_failure[1] if job.first_failure else 0
-    except EOFError:
+    except (EOFError, TimeoutError) as error:
         agents.lost = True
-        status = _how_lost(agents, log)
+        status = _how_lost(agents, log, isinstance(error, EOFError))
     remove_buffers(port)
     return Exit(None if timed_out else status, time.monotonic() - began, stacks, kills_between(kills, oom_kills()))
 
@@ -189,7 +189,8 @@ def _end(ranks: dict[int, Channel], job: _Job) -> None:
     """Kill the ranks that are left, and wait until they are gone.
 
     Raises:
-        EOFError: an agent has gone, or did not answer.
+        EOFError: an agent has gone.
+        TimeoutError: one does not answer.
     """
     for rank, channel in ranks.items():
         if rank not in job.statuses:
@@ -197,7 +198,7 @@ def _end(ranks: dict[int, Channel], job: _Job) -> None:
     deadline = time.monotonic() + _END_S
     while not _wait(ranks, job, lambda: None):
         if time.monotonic() > deadline:
-            raise EOFError
+            raise TimeoutError
 
 
 def _where(job: _Job, work: Path | None) -> list[RankStack]:
@@ -207,12 +208,14 @@ def _where(job: _Job, work: Path | None) -> list[RankStack]:
     return rank_stacks(living, work)
 
 
-def _how_lost(agents: Agents, log: Path) -> int:
+def _how_lost(agents: Agents, log: Path, gone: bool) -> int:
     """Return the exit status of the agent that went, as its launcher saw it; say so in the log of the job."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        agents.launcher.wait(_END_S)
-    status = rank_exit(agents.log.read_text(errors="replace"))
+    status = None
+    if gone:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agents.launcher.wait(_END_S)
+        status = rank_exit(agents.log.read_text(errors="replace"))
+    how = f"ended, with exit status {status}" if gone else f"did not answer for {_END_S:g} s"
     with log.open("a") as stream:
-        how = "does not answer" if status is None else f"ended with exit status {status}"
         stream.write(f"zerostage: the agent of a rank {how}\n")
     return status or 1

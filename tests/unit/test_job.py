@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
+from bench.job import Job, _judge
 from bench.launch.deepspeed import Exit
 from bench.plan import Resources, plan
 from bench.record import Launch
-from bench.run import Job, _judge
 from bench.scenario import Scenario
 from bench.store import read_records, supersede, write_record
 
