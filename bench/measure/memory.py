@@ -2,6 +2,7 @@
 
 import resource
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench.measure.storage_log import Birth, StorageLog
+
+# gloo's threads let go of what a collective was handed only when they get Python's lock. Without a pause for it, the
+# next tensors are born beside those, in one run and not in the next.
+_LET_GO_S = 0.001
 
 
 class MemoryMeter(Protocol):
@@ -66,6 +71,7 @@ class StorageMeter(TorchDispatchMode):
         self._sizes: dict[int, int] = {}
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._log: StorageLog | None = None
+        self._handed = False
         self._born = 0
         self._live = 0
         self._peak = 0
@@ -73,7 +79,11 @@ class StorageMeter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self.watch is not None and func.namespace == "c10d":
+        collective = func.namespace == "c10d"
+        if self._handed and not collective:
+            time.sleep(_LET_GO_S)
+        self._handed = collective
+        if self.watch is not None and collective:
             self.watch(func._schema.name.removeprefix("c10d::"), args)
         result = func(*args, **(kwargs or {}))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):

@@ -1,7 +1,7 @@
 """Whatever a cell does to its rank, its agent or the machine's memory, it costs that cell alone."""
 
 import pytest
-from exact import assert_same
+from exact import exact
 from forked import Ranks, planned
 
 from bench.launch.processes import RUN_MARKER, marked
@@ -49,6 +49,6 @@ def test_a_fault_costs_its_cell_alone(ranks, honest, fault, status, words, survi
     if survives:
         assert processes(ranks) == before
     after = ranks.measure(CELL)
-    assert_same(after, honest)
+    assert exact(after) == exact(honest)
     assert len(processes(ranks)) == 4
     assert (processes(ranks) == before) == survives
