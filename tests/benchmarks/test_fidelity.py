@@ -6,12 +6,12 @@ Every pair is in the JSON file. The verdict is on CPU time of the driving thread
 """
 
 import json
-import random
 import statistics
 import subprocess
 from pathlib import Path
 
 import pytest
+from interval import interval_95
 
 from bench.cell import Cell
 from bench.environment import fingerprint
@@ -20,13 +20,6 @@ from bench.launch.extensions import folder
 
 PAIRS = 40
 STEPS = 5
-
-
-def interval_95(ratios):
-    """Return the percentile bootstrap interval of the median ratio."""
-    draw = random.Random(0)
-    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(10_000))
-    return medians[250], medians[9750]
 
 
 @pytest.mark.parametrize("strategy", ["z1", "z3"])
