@@ -207,17 +207,18 @@ def agents_seconds(known: History) -> float:
 
 
 def starts(
-    planned: Iterable[PlannedCell], known: History, isolation: str = "fork", *, running: Iterable[str | None] = ()
+    launches: Iterable[tuple[str | None, int]], known: History, isolation: str = "fork", *, running: Iterable[Any] = ()
 ) -> list[float]:
     """Return for each launch, in order, the seconds that starting agents takes before it.
 
-    They start once per stack, with ``fork`` only. ``running``: the stacks whose agents are there already.
+    They start once per stack and repeat, which ``launches`` are given by, with ``fork`` only. ``running``: those whose
+    agents are there already.
     """
     seen = set(running)
     found = []
-    for each in planned:
-        found.append(agents_seconds(known) if isolation == "fork" and each.stack not in seen else 0.0)
-        seen.add(each.stack)
+    for each in launches:
+        found.append(agents_seconds(known) if isolation == "fork" and each not in seen else 0.0)
+        seen.add(each)
     return found
 
 

@@ -63,14 +63,15 @@ def commands(cells: Iterable[PlannedCell], device: str, python: Callable[[str | 
 class WarmRanks:
     """The agents of every stack: a context manager. They are started when first needed, and again when one is lost.
 
-    ``cells``: what will run in them; nothing runs in them if it is empty. They are as many as the largest cell has
-    ranks. Where memory is short, those of one stack end before those of the next begin.
+    Each repeat has its own: children of one agent share its memory layout and hash seed, which a fresh launch would
+    draw anew. ``cells``: what will run in them; nothing runs in them if it is empty. They are as many as the largest
+    cell has ranks. Where memory is short, those of one stack end before those of the next begin.
     """
 
     def __init__(self, run: Path, device: str, hosts: dict[str | None, Host], cells: Iterable[PlannedCell]) -> None:
         self.run, self.device, self.hosts = run, device, hosts
         self.needs = _needs(cells)
-        self.held: dict[str | None, tuple[agents.Agents, contextlib.ExitStack]] = {}
+        self.held: dict[tuple[str | None, int], tuple[agents.Agents, contextlib.ExitStack]] = {}
         wanted = sum(need.world_size + 2 for need in self.needs.values()) * _WARM_BYTES
         self.one_at_a_time = wanted > _MEMORY_SHARE * psutil.virtual_memory().total
 
@@ -86,29 +87,29 @@ class WarmRanks:
             self.held = {}
 
     def ready(
-        self, stack: str | None, say: Callable[[str], None], on_tick: Callable[[], None] = lambda: None
+        self, stack: str | None, repeat: int, say: Callable[[str], None], on_tick: Callable[[], None] = lambda: None
     ) -> agents.Agents | None:
-        """Return idle agents of a stack, ``None`` if its cells are to be launches of their own."""
+        """Return idle agents of a stack and repeat, ``None`` if its cells are to be launches of their own."""
         if stack not in self.needs:
             return None
-        if stack in self.held:
-            warm, started = self.held[stack]
-            if warm.are_idle():
-                return warm
-            del self.held[stack]
-            started.close()
+        key = stack, repeat
+        if key in self.held and self.held[key][0].are_idle():
+            return self.held[key][0]
+        if key in self.held:
             say("a warm rank was lost: starting them again")
-        elif self.one_at_a_time:
-            for other in list(self.held):
+        for other in list(self.held):
+            if other == key or other[1] != repeat or self.one_at_a_time:
                 self.held.pop(other)[1].close()
         try:
-            return self._start(stack, say, on_tick)
+            return self._start(stack, repeat, say, on_tick)
         except AgentsError as error:
             say(f"note: no warm ranks: {error}; every cell{f' of {stack}' if stack else ''} is a launch of its own")
             del self.needs[stack]
             return None
 
-    def _start(self, stack: str | None, say: Callable[[str], None], on_tick: Callable[[], None]) -> agents.Agents:
+    def _start(
+        self, stack: str | None, repeat: int, say: Callable[[str], None], on_tick: Callable[[], None]
+    ) -> agents.Agents:
         need, host = self.needs[stack], self.hosts[stack]
         say(f"set-up: {need.world_size} warm ranks{f' of {stack}' if stack else ''} import torch and deepspeed, once")
         setup = self.run / "work" / f"{_name(stack)}.json"
@@ -119,7 +120,7 @@ class WarmRanks:
         with contextlib.ExitStack() as starting, loading_ops(self.device, host, say, on_tick):
             begun = agents.agents(argv, host.variables, need.world_size, run=self.run, log=log, on_tick=on_tick)
             warm = starting.enter_context(begun)
-            self.held[stack] = warm, starting.pop_all()
+            self.held[stack, repeat] = warm, starting.pop_all()
         setup.unlink(missing_ok=True)
         return warm
 

@@ -130,9 +130,12 @@ def run_matrix(
         known = estimate.history(results, offer.device)
         cells = [job.planned for job in launches]
         with WarmRanks(run, offer.device, hosts, cells if isolation == "fork" else []) as ranks:
-            _make_references(run, cells, offer, scenario.timeout_s, known, ranks, console)
+            first = launches[0].repeat if launches else 0
+            _make_references(run, cells, offer, scenario.timeout_s, known, ranks, first, console)
             expected = [estimate.seconds(cell, known, isolation) for cell in cells]
-            starts = estimate.starts(cells, known, isolation, running=ranks.held)
+            starts = estimate.starts(
+                [(job.planned.stack, job.repeat) for job in launches], known, isolation, running=ranks.held
+            )
             with MatrixProgress(
                 console, expected, starts_s=starts, known=[estimate.is_known(cell, known) for cell in cells]
             ) as progress:
@@ -143,7 +146,7 @@ def run_matrix(
                         record = not_built(job.planned, job.repeat, offer.device, reason)
                     else:
                         stack = job.planned.stack
-                        agents = ranks.ready(stack, progress.say, progress.tick)
+                        agents = ranks.ready(stack, job.repeat, progress.say, progress.tick)
                         progress.begin(f"{job.planned.label}-r{job.repeat}")
                         record = measure(
                             job,
@@ -171,6 +174,7 @@ def _make_references(
     timeout_s: float,
     known: estimate.History,
     ranks: WarmRanks,
+    repeat: int,
     console: Console,
 ) -> None:
     """Run the references that the cells will be compared with, unless they are there."""
@@ -180,7 +184,7 @@ def _make_references(
     say = partial(console.print, highlight=False, markup=False)
 
     def start(path: Path, log: Path, timeout_s: float) -> Exit:
-        return compute_references(path, run, offer.device, ranks.ready(None, say), log=log, timeout_s=timeout_s)
+        return compute_references(path, run, offer.device, ranks.ready(None, repeat, say), log=log, timeout_s=timeout_s)
 
     way = "fork" if None in ranks.needs else "process"
     expected = duration(estimate.reference_seconds(jobs.values(), known, way))

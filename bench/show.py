@@ -63,10 +63,10 @@ def show_plan(
         table.add_row(entry.cell_id, entry.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
     launches = [
-        entry
+        (entry, repeat)
         for entry in chosen
         if entry.skip_reason is None
-        for _ in range(scenario.repeat - len(done.get(row_name(entry.cell_id, entry.stack), [])))
+        for repeat in range(len(done.get(row_name(entry.cell_id, entry.stack), [])), scenario.repeat)
     ]
     console.print(
         f"{len(chosen)} cells x {scenario.repeat} launches, {sum(1 for e in chosen if e.skip_reason)} cells skipped, "
@@ -77,12 +77,12 @@ def show_plan(
     if launches:
         # Only the run folders under --results are looked at.
         known = estimate.history(results, offer.device)
-        total_s = sum(estimate.seconds(entry, known, isolation) for entry in launches)
-        total_s += sum(estimate.starts(launches, known, isolation))
+        total_s = sum(estimate.seconds(entry, known, isolation) for entry, _ in launches)
+        total_s += sum(estimate.starts([(entry.stack, repeat) for entry, repeat in launches], known, isolation))
         more = "" if (results / scenario_path.stem / "references").is_dir() else "; reference runs come on top"
-        text = f"about {duration(total_s)}, {estimate.basis(launches, known, isolation)}{more}"
+        text = f"about {duration(total_s)}, {estimate.basis([entry for entry, _ in launches], known, isolation)}{more}"
         console.print(text, highlight=False, markup=False)
-    to_make = [s for s in dict.fromkeys(entry.stack for entry in launches) if s and not isolated.is_made(s)]
+    to_make = [s for s in dict.fromkeys(entry.stack for entry, _ in launches) if s and not isolated.is_made(s)]
     if to_make:
         text = f"environments to make first, once, about two minutes each: {', '.join(to_make)}"
         console.print(text, highlight=False, markup=False)
@@ -105,7 +105,9 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
     offer = resources(cpu_slots)
     cells = [entry for entry in select(plan_file(scenario_path, offer)[1], only) if entry.skip_reason is None]
     if isolation == "fork":
-        console.print("started once; the ranks of every cell are forked from these (--isolation process: from none)")
+        console.print(
+            "started once per repeat; the ranks of every cell are forked from these (--isolation process: from none)"
+        )
         shown = commands(cells, offer.device, python)
     else:
         shown = [command(e.cell.world_size, offer.device, job(e), python(e.stack)) for e in cells]

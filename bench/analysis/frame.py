@@ -58,6 +58,8 @@ def _row(record: Record) -> dict[str, Any]:
         "practice_comm_wire_bytes_per_step": record.practice and record.practice.comm_wire_bytes_per_step,
         "started_at": record.launch and record.launch.started_at,
         "wall_time_s": record.launch and record.launch.wall_time_s,
+        "isolation": record.launch and record.launch.isolation,
+        "agents_start_s": record.launch and record.launch.agents_start_s,
     }
     row |= {f"stack_{package}": version for package, version in record.stack.items()}
     if record.timing:

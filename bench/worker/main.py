@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import random
 import signal
 import sys
 import time
@@ -40,6 +41,7 @@ def _spent(began: dict[str, float]) -> dict[str, float]:
 def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
     now["importing torch, deepspeed and transformers"] = time.monotonic()
     import deepspeed
+    import numpy
     import torch
     import torch.distributed as dist
     import transformers
@@ -79,6 +81,9 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
         dist.init_process_group(backend)
     else:
         deepspeed.init_distributed(dist_backend=backend)
+    # All of them: a forked rank has inherited the state of those that no fork renews.
+    random.seed(cell.seed)
+    numpy.random.seed(cell.seed % 2**32)
     torch.manual_seed(cell.seed)
 
     with contextlib.ExitStack() as instruments:

@@ -58,7 +58,7 @@ class Ranks:
         self.stack.close()
 
     def agents(self):
-        return self.warm.ready(None, print)
+        return self.warm.ready(None, 0, print)
 
     def reference(self, cell):
         """Make the references of ``cell`` that are not there yet."""

@@ -129,16 +129,16 @@ def test_what_no_run_shows_is_assumed_and_said_to_be(tmp_path: Path) -> None:
     assert estimate.basis([cell], history, "process") == "by their last run on this stack"
 
 
-def test_agents_start_once_per_stack_and_only_for_forks(tmp_path: Path) -> None:
+def test_agents_start_once_per_stack_and_repeat_and_only_for_forks(tmp_path: Path) -> None:
     first, second, *_ = both = cells(stack=["installed", "deepspeed==0.17.5"])
     rows = [
         row(each, 2.0, isolation="fork", agents_start_s=start) for each, start in zip(both, (8.0, 6.0), strict=True)
     ]
     history = known(tmp_path, *rows, row(first, 2.0, isolation="fork", day=2))
-    launches = [first, first, second, first]
-    assert estimate.starts(launches, history, "fork") == [7.0, 0.0, 7.0, 0.0]
-    assert estimate.starts(launches, history, "fork", running=[None]) == [0.0, 0.0, 7.0, 0.0]
-    assert estimate.starts(launches, history, "process") == [0.0] * 4
+    launches = [(first.stack, 0), (first.stack, 0), (second.stack, 0), (first.stack, 0), (first.stack, 1)]
+    assert estimate.starts(launches, history, "fork") == [7.0, 0.0, 7.0, 0.0, 7.0]
+    assert estimate.starts(launches, history, "fork", running=[(None, 0)]) == [0.0, 0.0, 7.0, 0.0, 7.0]
+    assert estimate.starts(launches, history, "process") == [0.0] * 5
     # References are forked from them as well, and come first.
     assert estimate.reference_seconds([], history, "fork") == pytest.approx(7.0 + 1.0)
     # Where none was started yet, they take what a launch takes before its steps.
