@@ -238,10 +238,10 @@ def test_plan_says_what_its_time_rests_on(tmp_path: Path, monkeypatch: pytest.Mo
     with console.capture() as captured:
         show_plan(path, results, [], 8, console)
     *_, counts, time = captured.get().splitlines()
-    # One of the six launches has its row already: 2 x 4 s, 3 x 6 s, and the agents.
+    # One of the six launches has its row already: 2 x 4 s, 3 x 6 s, and agents of 9 s for each of 3 repeats.
     assert counts.startswith("2 cells x 3 launches, 0 cells skipped, 5 launches to run; 8 cpu slots")
     assert time == (
-        "about 35 s, 1 of 2 cells by their last run on this stack, 1 by a run on another stack; "
+        "about 53 s, 1 of 2 cells by their last run on this stack, 1 by a run on another stack; "
         "reference runs come on top"
     )
 
