@@ -1,9 +1,6 @@
 """Where the ranks of each stack start: its environment and the op that DeepSpeed compiles, made ready first."""
 
-import contextlib
 import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +11,6 @@ from rich.console import Console
 from bench.errors import BuildError, LaunchError
 from bench.launch import deepspeed, extensions, isolated
 from bench.plan import PlannedCell
-from bench.progress import duration
 from bench.stacks import file_part, releases
 from bench.zero.stages import STRATEGIES
 
@@ -43,14 +39,6 @@ def _say(console: Console, line: str) -> None:
     console.print(f"set-up: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-@contextlib.contextmanager
-def _spinner(console: Console, what: str) -> Iterator[Callable[[], None]]:
-    """Show on a terminal that set-up goes on; yields what to call, often, to show for how long by now."""
-    started = time.monotonic()
-    with console.status(what) as status:
-        yield lambda: status.update(f"{what}, {duration(time.monotonic() - started)}")
-
-
 def prepare(run: Path, stack: str | None, installed: dict[str, Any], device: str, console: Console) -> Host:
     """Make sure that ranks of a stack can start. What cannot be made is noted; other stacks and cells go on.
 
@@ -71,7 +59,7 @@ def prepare(run: Path, stack: str | None, installed: dict[str, Any], device: str
     if not isolated.is_made(stack):
         _say(console, f"making the environment {stack}, once, about a minute")
     try:
-        with _spinner(console, "installing") as tick:
+        with spinner(console, lambda: "installing") as tick:
             isolated.make(stack, run=run, log=log, on_tick=tick)
     except BuildError as error:
         return Host("", {}, no_environment=f"{error}; see logs/{log.name}")
@@ -96,7 +84,7 @@ def _with_op(
     if not built:
         _say(console, "compiling DeepSpeed's C++ op, once per environment, about a minute")
     try:
-        with _spinner(console, "looking for locks" if built else "compiling") as tick:
+        with spinner(console, lambda: "looking for locks" if built else "compiling") as tick:
             extensions.prepare(
                 folder,
                 versions,

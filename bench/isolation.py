@@ -111,7 +111,8 @@ class WarmRanks:
         self, stack: str | None, repeat: int, say: Callable[[str], None], on_tick: Callable[[], None]
     ) -> agents.Agents:
         need, host = self.needs[stack], self.hosts[stack]
-        say(f"set-up: {need.world_size} warm ranks{f' of {stack}' if stack else ''} import torch and deepspeed, once")
+        whose = f"{f' of {stack}' if stack else ''}{f' for repeat {repeat}' if repeat else ''}"
+        say(f"set-up: {need.world_size} warm ranks{whose} import torch and deepspeed")
         setup = self.run / "work" / f"{_name(stack)}.json"
         load_op = self.device == "cpu" and host.no_op is None
         write_json(setup, {"model_types": need.model_types, "load_op": load_op})

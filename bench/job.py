@@ -132,13 +132,29 @@ def _judge(
 
 
 def compute_references(
-    jobs: Path, run: Path, device: str, agents: Agents | None, *, log: Path, timeout_s: float
+    jobs: Path,
+    run: Path,
+    device: str,
+    agents: Agents | None,
+    *,
+    log: Path,
+    timeout_s: float,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> deepspeed.Exit:
     """Run a list of references (`bench.references.make`) in a child of an agent, or in a process of its own."""
     # One process has the machine to itself.
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_cores()))}
     if agents:
-        return fork(agents, "bench.worker.reference", jobs, 1, log=log, timeout_s=timeout_s, variables=threads)
+        return fork(
+            agents,
+            "bench.worker.reference",
+            jobs,
+            1,
+            log=log,
+            timeout_s=timeout_s,
+            variables=threads,
+            on_tick=on_tick,
+        )
     argv = [sys.executable, "-m", "bench.worker.reference", str(jobs)]
     env = deepspeed.environment(device, None) | threads
-    return deepspeed.launch(argv, env, run=run, log=log, timeout_s=timeout_s)
+    return deepspeed.launch(argv, env, run=run, log=log, timeout_s=timeout_s, on_tick=on_tick)

@@ -1,6 +1,8 @@
 """What a person sees while the matrix runs: a live line with the time left, and one line per finished cell."""
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from rich.console import Console
@@ -33,6 +35,14 @@ def summary(record: Record) -> str:
         f"peak {record.memory.peak_allocated_bytes / 2**20:,.1f} MiB  "
         f"sent {(record.comm.comm_wire_bytes_per_step or 0) / 2**20:,.2f} MiB/step"
     )
+
+
+@contextlib.contextmanager
+def spinner(console: Console, what: Callable[[], str]) -> Iterator[Callable[[], None]]:
+    """Show on a terminal that ``what`` goes on; yields what to call, often, to show how far, and for how long by now."""
+    started = time.monotonic()
+    with console.status(what()) as status:
+        yield lambda: status.update(f"{what()}, {duration(time.monotonic() - started)}")
 
 
 class MatrixProgress:

@@ -18,7 +18,7 @@ from bench.launch.deepspeed import Exit
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.outcome import not_built, skipped
 from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
-from bench.progress import MatrixProgress, duration
+from bench.progress import MatrixProgress, duration, spinner
 from bench.record import Record
 from bench.scenario import Scenario
 from bench.store import (
@@ -183,11 +183,16 @@ def _make_references(
         return
     say = partial(console.print, highlight=False, markup=False)
 
-    def start(path: Path, log: Path, timeout_s: float) -> Exit:
-        return compute_references(path, run, offer.device, ranks.ready(None, repeat, say), log=log, timeout_s=timeout_s)
+    def done() -> str:
+        return f"reference runs, {sum(Path(job['out']).exists() for job in jobs.values())} of {len(jobs)} done"
 
     way = "fork" if None in ranks.needs else "process"
     expected = duration(estimate.reference_seconds(jobs.values(), known, way))
     say(f"reference runs: plain PyTorch, one process, {len(jobs)} to make (about {expected})")
-    with console.status("reference runs"):
+    with spinner(console, done) as tick:
+
+        def start(path: Path, log: Path, timeout_s: float) -> Exit:
+            agents = ranks.ready(None, repeat, say, tick)
+            return compute_references(path, run, offer.device, agents, log=log, timeout_s=timeout_s, on_tick=tick)
+
         references.make(run, jobs, start, timeout_s)
