@@ -11,6 +11,7 @@ from rich.console import Console
 from bench.errors import BuildError, LaunchError
 from bench.launch import deepspeed, extensions, isolated
 from bench.plan import PlannedCell
+from bench.progress import spinner
 from bench.stacks import file_part, releases
 from bench.zero.stages import STRATEGIES
 
