@@ -39,7 +39,7 @@ def summary(record: Record) -> str:
 
 @contextlib.contextmanager
 def spinner(console: Console, what: Callable[[], str]) -> Iterator[Callable[[], None]]:
-    """Show on a terminal that ``what`` goes on; yields what to call, often, to show how far, and for how long by now."""
+    """Show on a terminal that ``what`` goes on; yields what to call, often, to show how far it is."""
     started = time.monotonic()
     with console.status(what()) as status:
         yield lambda: status.update(f"{what()}, {duration(time.monotonic() - started)}")
