@@ -119,10 +119,10 @@ class WarmRanks:
         argv = _command(need, self.device, setup, host.python)
         log = self.run / "logs" / f"{_name(stack)}.log"
         with contextlib.ExitStack() as starting, loading_ops(self.device, host, say, on_tick):
+            starting.callback(setup.unlink, missing_ok=True)
             begun = agents.agents(argv, host.variables, need.world_size, run=self.run, log=log, on_tick=on_tick)
             warm = starting.enter_context(begun)
             self.held[stack, repeat] = warm, starting.pop_all()
-        setup.unlink(missing_ok=True)
         return warm
 
 

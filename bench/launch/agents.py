@@ -26,6 +26,7 @@ from bench.messages import rank_exit
 from bench.shared_memory import remove_buffers
 
 START_TIMEOUT_S = 600.0
+_GREETING_S = 5.0
 # What the peers of a rank that failed have for their own last words.
 _GRACE_S = 2.0
 # A killed child is gone in milliseconds, gigabytes of it in a second or two; the launcher looks once a second.
@@ -117,13 +118,13 @@ def agents(
 
 
 def _greeting(listener: socket.socket) -> tuple[Channel, dict[str, Any]]:
-    """Accept a connection; what does not speak at once is no agent."""
+    """Accept a connection; what does not say at once what it is, is no agent."""
     connection, _ = listener.accept()
-    connection.settimeout(5.0)
-    channel = Channel(connection)
+    channel, deadline = Channel(connection), time.monotonic() + _GREETING_S
     messages: list[dict[str, Any]] = []
-    with contextlib.suppress(EOFError, ValueError):
-        while not messages:
+    with contextlib.suppress(EOFError, ValueError, RecursionError):
+        while not messages and (left_s := deadline - time.monotonic()) > 0:
+            connection.settimeout(left_s)
             messages = channel.receive()
     connection.settimeout(None)
     return channel, messages[0] if messages and isinstance(messages[0], dict) else {}
@@ -170,7 +171,8 @@ def fork(
         status = job.first_failure[1] if job.first_failure else 0
     except (EOFError, TimeoutError) as error:
         agents.lost = True
-        status = _how_lost(agents, log, isinstance(error, EOFError))
+        lost = _how_lost(agents, log, isinstance(error, EOFError))
+        status = job.first_failure[1] if job.first_failure else lost
     remove_buffers(port)
     return Exit(None if timed_out else status, time.monotonic() - began, stacks, kills_between(kills, oom_kills()))
 

@@ -28,7 +28,7 @@ from bench.worker.main import leave
 
 RUNNER = "ZEROSTAGE_RUNNER"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_CUDA_ERROR_NOT_INITIALIZED = 3
+_CUDA_SUCCESS = 0
 
 
 def _warm_up(model_types: list[str], load_op: bool) -> None:
@@ -59,12 +59,15 @@ def _warm_up(model_types: list[str], load_op: bool) -> None:
 
 
 def cuda_is_initialised() -> bool:
-    """Whether anything in this process has initialised CUDA, which a forked child then cannot use."""
+    """Whether anything in this process has initialised CUDA, which a forked child then cannot use.
+
+    The driver answers CUDA_ERROR_NOT_INITIALIZED until then.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_ERROR_NOT_INITIALIZED)
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _CUDA_SUCCESS)
 
 
 def why_not_fork() -> str | None:
@@ -88,6 +91,8 @@ def _become_rank(job: dict[str, Any], inherited: list[int]) -> None:
         os.dup2(os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         os.dup2(1, 2)
         os.environ.update(job["variables"])
+        if numpy := sys.modules.get("numpy"):  # Python's own generator renews itself after a fork, and torch's is fixed
+            numpy.random.seed()
         sys.argv = [job["module"], job["argument"]]
         importlib.import_module(job["module"]).main(Path(job["argument"]))
         status = 0
