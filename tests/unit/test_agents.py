@@ -70,7 +70,8 @@ def starter(folder: Path) -> Start:
     ) -> AbstractContextManager[Agents]:
         env = os.environ | {"TEST_FIRST": first, "TEST_WARM_UP": warm_up}
         argv = command(folder, world_size, folder / "setup.json")
-        return agents(argv, env, world_size, run=folder, log=folder / "agents.log", **settings)
+        where: dict[str, Any] = {"run": folder, "log": folder / "agents.log"}
+        return agents(argv, env, world_size, **(where | settings))
 
     return start
 
@@ -143,6 +144,8 @@ def run(warm: Agents, code: str, world_size: int = 2, timeout_s: float = 60.0, *
         ("os.kill(os.getpid(), 9) if rank else None", -signal.SIGKILL),
         ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
         ("raise SystemExit(0)", 1),
+        # An orphan, which the agent inherits, ends before the rank.
+        ("os.fork() or (os.fork() and os._exit(0)) or os._exit(7); import time; time.sleep(0.5)", 0),
     ],
 )
 def test_the_exit_status_is_that_of_a_rank_that_failed(warm: Agents, code: str, status: int) -> None:
@@ -189,15 +192,28 @@ def test_ranks_that_are_out_of_time_are_killed(warm: Agents) -> None:
     assert run(warm, ignore + SLEEP, timeout_s=0.5)[0].status is None
 
 
-@pytest.mark.parametrize(("last", "timeout_s", "status"), [("", 60.0, 0), ("os._exit(3)", 60.0, 3), (SLEEP, 3.0, None)])
-def test_what_a_job_starts_ends_with_it(warm: Agents, last: str, timeout_s: float, status: int | None) -> None:
+# How a rank ends that is killed: its peer fails once both have started what they start.
+KILLED = f"""
+(here / f"{{rank}}.{{os.environ['MASTER_PORT']}}").touch()
+while len(list(here.glob(f"*.{{os.environ['MASTER_PORT']}}"))) < 2:
+    pass
+if rank == 1:
+    os._exit(3)
+{SLEEP}"""
+
+
+@pytest.mark.parametrize(("last", "status"), [("", 0), ("os._exit(3)", 3), (KILLED, 3)])
+def test_what_a_job_starts_ends_with_it(
+    warm: Agents, monkeypatch: pytest.MonkeyPatch, last: str, status: int | None
+) -> None:
+    monkeypatch.setattr(bench.launch.agents, "_GRACE_S", 60.0 if last != KILLED else 0.1)
     # An orphan, in a session of its own, without a marker.
     code = """
 import subprocess, sys
 orphan = f"import subprocess; print(subprocess.Popen({[sys.executable, '-c', SLEEP]}, start_new_session=True).pid)"
 subprocess.run([sys.executable, "-c", orphan], env={}, start_new_session=True)
 """
-    ended, log = run(warm, f"SLEEP = {SLEEP!r}{code}{last}", timeout_s=timeout_s)
+    ended, log = run(warm, f"SLEEP = {SLEEP!r}{code}{last}")
     assert ended.status == status
     started = log.split()
     assert len(started) == 2
@@ -258,11 +274,30 @@ sys.modules["toy"].main = None
     assert run(warm, rest, 1)[1] == "None False False\n"
 
 
-def test_ranks_do_not_share_their_random_state(start: Start) -> None:
-    draw = "import random; os.write(1, f'{random.random()}\\n'.encode())"
-    with start(warm_up="import random; random.seed(1)") as warm:
+@pytest.mark.parametrize(
+    "module",
+    [
+        "random",
+        pytest.param(
+            "numpy.random",
+            marks=pytest.mark.xfail(strict=True, reason="every job of an agent draws the same numbers from numpy"),
+        ),
+    ],
+)
+def test_random_state_is_fresh_in_every_rank_and_job(
+    start: Start, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads
+    draw = f"import {module}; os.write(1, f'{{{module}.random()}}\\n'.encode())"
+    with start(warm_up=f"import {module}") as warm:
         numbers = [*run(warm, draw)[1].split(), *run(warm, draw)[1].split()]
     assert len(set(numbers)) == 4
+
+
+def test_paths_may_be_relative(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with start(run=Path(), log=Path("agents.log")) as warm:
+        assert run(warm, "print('here')", 1)[1] == "here\n"
 
 
 def test_an_agent_that_goes_between_two_jobs_is_noticed(doomed: Agents) -> None:
@@ -283,7 +318,7 @@ def test_an_agent_that_goes_in_a_job_is_the_status_of_the_job(doomed: Agents, re
 
 def test_an_agent_that_does_not_answer_is_lost(doomed: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.launch.agents, "_END_S", 0.2)
-    ended, log = run(doomed, "os.kill(os.getppid(), 19)\n" + SLEEP, timeout_s=0.5)
+    ended, log = run(doomed, "os.kill(os.getppid(), 19)\n" + SLEEP, timeout_s=2.0)
     assert ended.status is None
     assert log.endswith("zerostage: the agent of a rank did not answer for 0.2 s\n")
     assert not doomed.are_idle()
@@ -305,18 +340,18 @@ def test_agents_and_ranks_end_with_their_runner(doomed: Agents, monkeypatch: pyt
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_shared_memory_of_a_job_goes_with_it(start: Start, broken_off: bool) -> None:
     def stop() -> None:
-        if broken_off and list(Path("/dev/shm").glob(f"*_{warm.port}_1")):
+        if broken_off and list(Path("/dev/shm").glob(f"*_{started.port}_1")):
             raise KeyboardInterrupt
 
     code = """
 name = f"deepspeed_allreduce_buffer_{os.getuid()}_127.0.0.1_{os.environ['MASTER_PORT']}_{rank}"
 open(f"/dev/shm/{name}", "w").close()
 """
-    with contextlib.suppress(KeyboardInterrupt), start() as warm:
-        run(warm, code + SLEEP * broken_off, on_tick=stop)
+    with contextlib.suppress(KeyboardInterrupt), start() as started:
+        run(started, code + SLEEP * broken_off, on_tick=stop)
         assert not broken_off
-        assert list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{warm.port}_*")) == []
-    assert list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{warm.port}_*")) == []
+        assert list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{started.port}_*")) == []
+    assert list(Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{started.port}_*")) == []
 
 
 # What others may send to a port of this machine. The last one says nothing and stays.

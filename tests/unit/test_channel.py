@@ -2,6 +2,7 @@ import json
 import select
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,10 @@ def ends() -> Iterator[tuple[Channel, socket.socket]]:
 
 def test_messages_arrive_as_they_were_sent(ends: tuple[Channel, socket.socket]) -> None:
     channel, peer = ends
-    sent = [{"pid": 7}, {"text": "two\nlines, a ü and \0"}, {}]
+    sent: list[dict[str, Any]] = [{"pid": 7}, {"text": "two\nlines, a ü and \0"}, {}]
     for message in sent:
         Channel(peer).send(message)
-    received = []
+    received: list[dict[str, Any]] = []
     while len(received) < len(sent):
         received += channel.receive()
     assert received == sent
@@ -41,7 +42,7 @@ def test_a_message_longer_than_one_read(ends: tuple[Channel, socket.socket]) -> 
     channel, peer = ends
     long = {"text": "x" * 150_000}
     peer.sendall(json.dumps(long).encode() + b"\n")
-    received: list[dict[str, object]] = []
+    received: list[dict[str, Any]] = []
     while not received:
         received = channel.receive()
     assert received == [long]
