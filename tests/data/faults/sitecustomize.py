@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -59,7 +61,10 @@ FAULTS = {
 }
 
 fault, rank = os.environ.get("ZEROSTAGE_TEST_FAULT"), os.environ.get("RANK")
-if fault and rank is not None:
+if fault == "thread in the agent":
+    if rank is not None and "bench.worker.agent" in sys.orig_argv:
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+elif fault and rank is not None:
     from bench.worker.loop import Loop
 
     counting_pass = Loop.counting_pass
