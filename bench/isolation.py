@@ -22,7 +22,7 @@ from bench.store import write_json
 
 # Of one process that has imported the stack (372 MB seen), with room; the launch of n agents has two more of them.
 _WARM_BYTES = 0.5 * 2**30
-_MEMORY_SHARE = 0.25
+_MEMORY_SHARE = 0.5
 
 
 @dataclass
@@ -65,7 +65,7 @@ class WarmRanks:
 
     Each repeat has its own: children of one agent share its memory layout and hash seed, which a fresh launch would
     draw anew. ``cells``: what will run in them; nothing runs in them if it is empty. They are as many as the largest
-    cell has ranks. Where memory is short, those of one stack end before those of the next begin.
+    cell has ranks. Where memory is short (``one_at_a_time``), those of one stack end before those of the next begin.
     """
 
     def __init__(self, run: Path, device: str, hosts: dict[str | None, Host], cells: Iterable[PlannedCell]) -> None:

@@ -1,6 +1,7 @@
 """The matrix, end to end: what is left to measure, launched cell by cell, each one a record when it ends."""
 
 import contextlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.console import Console
 from bench import estimate, references
 from bench.environment import fingerprint, installed, resources
 from bench.errors import StoreError
-from bench.hosts import obstacle, prepare
+from bench.hosts import Host, obstacle, prepare
 from bench.isolation import WarmRanks
 from bench.job import Job, compute_references, measure
 from bench.launch.deepspeed import Exit
@@ -126,45 +127,69 @@ def run_matrix(
             stack: prepare(run, stack, env["stack"], offer.device, console)
             for stack in dict.fromkeys(job.planned.stack for job in wanted)
         }
-        launches = [job for job in wanted if obstacle(job.planned, hosts) is None]
         known = estimate.history(results, offer.device)
-        cells = [job.planned for job in launches]
-        with WarmRanks(run, offer.device, hosts, cells if isolation == "fork" else []) as ranks:
-            first = launches[0].repeat if launches else 0
-            _make_references(run, cells, offer, scenario.timeout_s, known, ranks, first, console)
-            expected = [estimate.seconds(cell, known, isolation) for cell in cells]
-            starts = estimate.starts(
-                [(job.planned.stack, job.repeat) for job in launches], known, isolation, running=ranks.held
-            )
-            with MatrixProgress(
-                console, expected, starts_s=starts, known=[estimate.is_known(cell, known) for cell in cells]
-            ) as progress:
-                for job in pending:
-                    if job.planned.skip_reason is not None:
-                        record = skipped(job.planned, job.repeat, offer.device)
-                    elif reason := obstacle(job.planned, hosts):
-                        record = not_built(job.planned, job.repeat, offer.device, reason)
-                    else:
-                        stack = job.planned.stack
-                        agents = ranks.ready(stack, job.repeat, progress.say, progress.tick)
-                        progress.begin(f"{job.planned.label}-r{job.repeat}")
-                        record = measure(
-                            job,
-                            run,
-                            hosts[stack],
-                            offer.device,
-                            agents,
-                            timeout_s=scenario.timeout_s,
-                            say=progress.say,
-                            on_tick=progress.tick,
-                        )
-                    # On disk before it is on the screen: a pipe that closed must not cost the row.
-                    write_record(run, record)
-                    records[job.name] = record
-                    progress.end(record)
+        can_start = [job.planned for job in wanted if obstacle(job.planned, hosts) is None]
+        with WarmRanks(run, offer.device, hosts, can_start if isolation == "fork" else []) as ranks:
+            if ranks.one_at_a_time:
+                pending = _by_stack(pending)
+            first = next((job.repeat for job in wanted if job.planned.stack is None), 0)
+            _make_references(run, can_start, offer, scenario.timeout_s, known, ranks, first, console)
+            for record in _measured(pending, scenario, run, hosts, offer.device, known, isolation, ranks, console):
+                records[record_name(record.cell_id, record.repeat, record.requested_stack)] = record
         with contextlib.suppress(OSError):
             (run / "work").rmdir()
     return run, [records[job.name] for job in jobs]
+
+
+def _by_stack(jobs: list[Job]) -> list[Job]:
+    """Take each repeat stack by stack: where agents of two stacks have no room, each change would start them anew."""
+    order = {stack: number for number, stack in enumerate(dict.fromkeys(job.planned.stack for job in jobs))}
+    return sorted(jobs, key=lambda job: (job.repeat, order[job.planned.stack]))
+
+
+def _measured(
+    jobs: list[Job],
+    scenario: Scenario,
+    run: Path,
+    hosts: dict[str | None, Host],
+    device: str,
+    known: estimate.History,
+    isolation: str,
+    ranks: WarmRanks,
+    console: Console,
+) -> Iterator[Record]:
+    """Yield the row of every job, in order, once it is on disk and shown."""
+    launches = [job for job in jobs if job.planned.skip_reason is None and obstacle(job.planned, hosts) is None]
+    with MatrixProgress(
+        console,
+        [estimate.seconds(job.planned, known, isolation) for job in launches],
+        starts_s=estimate.starts(
+            [(job.planned.stack, job.repeat) for job in launches], known, isolation, running=ranks.held
+        ),
+        known=[estimate.is_known(job.planned, known) for job in launches],
+    ) as progress:
+        for job in jobs:
+            if job.planned.skip_reason is not None:
+                record = skipped(job.planned, job.repeat, device)
+            elif reason := obstacle(job.planned, hosts):
+                record = not_built(job.planned, job.repeat, device, reason)
+            else:
+                agents = ranks.ready(job.planned.stack, job.repeat, progress.say, progress.tick)
+                progress.begin(f"{job.planned.label}-r{job.repeat}")
+                record = measure(
+                    job,
+                    run,
+                    hosts[job.planned.stack],
+                    device,
+                    agents,
+                    timeout_s=scenario.timeout_s,
+                    say=progress.say,
+                    on_tick=progress.tick,
+                )
+            # On disk before it is on the screen: a pipe that closed must not cost the row.
+            write_record(run, record)
+            progress.end(record)
+            yield record
 
 
 def _make_references(

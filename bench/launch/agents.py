@@ -171,8 +171,9 @@ def fork(
         status = job.first_failure[1] if job.first_failure else 0
     except (EOFError, TimeoutError) as error:
         agents.lost = True
-        lost = _how_lost(agents, log, isinstance(error, EOFError))
-        status = job.first_failure[1] if job.first_failure else lost
+        failed = job.first_failure[1] if job.first_failure else 1
+        # The launcher knows how an agent ended; what its rank's peers say is only the consequence.
+        status = _how_lost(agents, log, isinstance(error, EOFError)) or failed
     remove_buffers(port)
     return Exit(None if timed_out else status, time.monotonic() - began, stacks, kills_between(kills, oom_kills()))
 
@@ -210,8 +211,8 @@ def _where(job: _Job, work: Path | None) -> list[RankStack]:
     return rank_stacks(living, work)
 
 
-def _how_lost(agents: Agents, log: Path, gone: bool) -> int:
-    """Return the exit status of the agent that went, as its launcher saw it; say so in the log of the job."""
+def _how_lost(agents: Agents, log: Path, gone: bool) -> int | None:
+    """Return the exit status of the agent that went, if its launcher saw it; say so in the log of the job."""
     status = None
     if gone:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -220,4 +221,4 @@ def _how_lost(agents: Agents, log: Path, gone: bool) -> int:
     how = f"ended, with exit status {status}" if gone else f"did not answer for {_END_S:g} s"
     with log.open("a") as stream:
         stream.write(f"zerostage: the agent of a rank {how}\n")
-    return status or 1
+    return status
