@@ -118,12 +118,14 @@ class WarmRanks:
         write_json(setup, {"model_types": need.model_types, "load_op": load_op})
         argv = _command(need, self.device, setup, host.python)
         log = self.run / "logs" / f"{_name(stack)}.log"
-        with contextlib.ExitStack() as starting, loading_ops(self.device, host, say, on_tick):
-            starting.callback(setup.unlink, missing_ok=True)
-            begun = agents.agents(argv, host.variables, need.world_size, run=self.run, log=log, on_tick=on_tick)
-            warm = starting.enter_context(begun)
-            self.held[stack, repeat] = warm, starting.pop_all()
-        return warm
+        try:
+            with contextlib.ExitStack() as starting, loading_ops(self.device, host, say, on_tick):
+                begun = agents.agents(argv, host.variables, need.world_size, run=self.run, log=log, on_tick=on_tick)
+                warm = starting.enter_context(begun)
+                self.held[stack, repeat] = warm, starting.pop_all()
+                return warm
+        finally:
+            setup.unlink(missing_ok=True)
 
 
 def loading_ops(
