@@ -32,6 +32,10 @@ class AgentsError(LaunchError):
     """Warm ranks cannot be had; every cell is then a launch of its own."""
 
 
+class UnsafeForkError(AgentsError):
+    """A forked child would not be as good as a fresh process."""
+
+
 def nearest(word: object, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the valid word closest to ``word``, or an empty string."""
     matches = difflib.get_close_matches(str(word), list(valid), n=1, cutoff=0.5)

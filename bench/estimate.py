@@ -223,13 +223,10 @@ def starts(
 
 
 def reference_seconds(jobs: Iterable[dict[str, Any]], known: History, isolation: str = "fork") -> float:
-    """Return the expected wall time of the reference runs ``jobs`` (bench.references), which share one process.
-
-    With ``fork`` that is with the start of the agents that it is forked from, for references come first.
-    """
+    """Return the expected wall time of the reference runs ``jobs`` (bench.references), which share one process."""
     steps = ((int(job["steps"]), Cell.model_validate(job["cell"]), job["model_config"]) for job in jobs)
     steps_s = sum(count * _step_s(cell, config, 1, known) for count, cell, config in steps)
-    return steps_s + _outside_s(known, isolation) + (agents_seconds(known) if isolation == "fork" else 0.0)
+    return steps_s + _outside_s(known, isolation)
 
 
 def basis(planned: Iterable[PlannedCell], known: History, isolation: str = "fork") -> str:

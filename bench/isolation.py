@@ -13,7 +13,7 @@ from types import TracebackType
 import psutil
 
 from bench.environment import gpus
-from bench.errors import AgentsError
+from bench.errors import AgentsError, UnsafeForkError
 from bench.hosts import Host
 from bench.launch import agents, deepspeed, extensions
 from bench.plan import PlannedCell
@@ -72,6 +72,7 @@ class WarmRanks:
         self.run, self.device, self.hosts = run, device, hosts
         self.needs = _needs(cells)
         self.held: dict[tuple[str | None, int], tuple[agents.Agents, contextlib.ExitStack]] = {}
+        self.starts: dict[str | None, int] = {}
         wanted = sum(need.world_size + 2 for need in self.needs.values()) * _WARM_BYTES
         self.one_at_a_time = wanted > _MEMORY_SHARE * psutil.virtual_memory().total
 
@@ -101,7 +102,13 @@ class WarmRanks:
             if other == key or other[1] != repeat or self.one_at_a_time:
                 self.held.pop(other)[1].close()
         try:
-            return self._start(stack, repeat, say, on_tick)
+            try:
+                return self._start(stack, repeat, say, on_tick)
+            except UnsafeForkError:
+                raise
+            except AgentsError as error:  # one that was killed, say
+                say(f"set-up: {error}; trying once more")
+                return self._start(stack, repeat, say, on_tick)
         except AgentsError as error:
             say(f"note: no warm ranks: {error}; every cell{f' of {stack}' if stack else ''} is a launch of its own")
             del self.needs[stack]
@@ -117,7 +124,8 @@ class WarmRanks:
         load_op = self.device == "cpu" and host.no_op is None
         write_json(setup, {"model_types": need.model_types, "load_op": load_op})
         argv = _command(need, self.device, setup, host.python)
-        log = self.run / "logs" / f"{_name(stack)}.log"
+        self.starts[stack] = number = self.starts.get(stack, 0) + 1
+        log = self.run / "logs" / (f"{_name(stack)}-{number}.log" if number > 1 else f"{_name(stack)}.log")
         try:
             with contextlib.ExitStack() as starting, loading_ops(self.device, host, say, on_tick):
                 begun = agents.agents(argv, host.variables, need.world_size, run=self.run, log=log, on_tick=on_tick)

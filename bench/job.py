@@ -98,7 +98,7 @@ def measure(
         started_at=started_at,
         wall_time_s=ended.wall_time_s,
         agents_start_s=agents_start_s,
-        exit_status=ended.status,
+        exit_status=ended.status and ended.status % 256,  # as the launcher passes on that of a rank
         log=f"logs/{job.name}.log",
         log_tail=[],
     )

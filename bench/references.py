@@ -122,12 +122,12 @@ def missing(run: Path, cells: list[PlannedCell], offer: Resources) -> dict[str, 
 def make(
     run: Path, jobs: dict[str, dict[str, Any]], start: Callable[[Path, Path, float], Exit], timeout_s: float
 ) -> None:
-    """Run ``jobs``, in one process as long as it lives; a job that ends it is noted, and the rest begin anew.
+    """Run ``jobs``, in one process as long as it lives; a job that ends it twice is noted, and the rest begin anew.
 
     ``start(list of jobs, log, timeout_s)`` runs ``bench.worker.reference`` on a list.
     """
     folder = run / "references"
-    left = dict(jobs)
+    left, ended_by = dict(jobs), ""
     for name in left:
         (folder / f"{name}.json").unlink(missing_ok=True)
     while left:
@@ -136,6 +136,9 @@ def make(
         left = {name: job for name, job in left.items() if not Path(job["out"]).exists()}
         if left:
             first = next(iter(left))
+            if ended.status is not None and ended_by != first:  # it may have been killed from outside
+                ended_by = first
+                continue
             how = "was not done in time" if ended.status is None else f"ended with status {ended.status}"
             write_json(folder / f"{first}.json", {"error": f"its process {how}; see logs/references.log"})
             del left[first]

@@ -134,7 +134,7 @@ def run_matrix(
                 pending = _by_stack(pending)
             first = next((job.repeat for job in wanted if job.planned.stack is None), 0)
             _make_references(run, can_start, offer, scenario.timeout_s, known, ranks, first, console)
-            for record in _measured(pending, scenario, run, hosts, offer.device, known, isolation, ranks, console):
+            for record in _measured(pending, scenario, run, hosts, offer.device, known, ranks, console):
                 records[record_name(record.cell_id, record.repeat, record.requested_stack)] = record
         with contextlib.suppress(OSError):
             (run / "work").rmdir()
@@ -154,27 +154,24 @@ def _measured(
     hosts: dict[str | None, Host],
     device: str,
     known: estimate.History,
-    isolation: str,
     ranks: WarmRanks,
     console: Console,
 ) -> Iterator[Record]:
     """Yield the row of every job, in order, once it is on disk and shown."""
     launches = [job for job in jobs if job.planned.skip_reason is None and obstacle(job.planned, hosts) is None]
-    with MatrixProgress(
-        console,
-        [estimate.seconds(job.planned, known, isolation) for job in launches],
-        starts_s=estimate.starts(
-            [(job.planned.stack, job.repeat) for job in launches], known, isolation, running=ranks.held
-        ),
-        known=[estimate.is_known(job.planned, known) for job in launches],
-    ) as progress:
+    expected_s, starts_s = _expected(launches, known, ranks)
+    is_known = [estimate.is_known(job.planned, known) for job in launches]
+    with MatrixProgress(console, expected_s, starts_s=starts_s, known=is_known) as progress:
         for job in jobs:
             if job.planned.skip_reason is not None:
                 record = skipped(job.planned, job.repeat, device)
             elif reason := obstacle(job.planned, hosts):
                 record = not_built(job.planned, job.repeat, device, reason)
             else:
+                was_warm = job.planned.stack in ranks.needs
                 agents = ranks.ready(job.planned.stack, job.repeat, progress.say, progress.tick)
+                if was_warm and agents is None:
+                    progress.expected_s, progress.starts_s = _expected(launches, known, ranks)
                 progress.begin(f"{job.planned.label}-r{job.repeat}")
                 record = measure(
                     job,
@@ -190,6 +187,16 @@ def _measured(
             write_record(run, record)
             progress.end(record)
             yield record
+
+
+def _expected(launches: list[Job], known: estimate.History, ranks: WarmRanks) -> tuple[list[float], list[float]]:
+    """Return for each launch the seconds that it and the start of its agents should take, as ranks can be had now."""
+    ways = ["fork" if job.planned.stack in ranks.needs else "process" for job in launches]
+    starts = estimate.starts([(job.planned.stack, job.repeat) for job in launches], known, running=ranks.held)
+    return (
+        [estimate.seconds(job.planned, known, way) for job, way in zip(launches, ways, strict=True)],
+        [start_s if way == "fork" else 0.0 for start_s, way in zip(starts, ways, strict=True)],
+    )
 
 
 def _make_references(
@@ -211,7 +218,8 @@ def _make_references(
     def done() -> str:
         return f"reference runs, {sum(Path(job['out']).exists() for job in jobs.values())} of {len(jobs)} done"
 
-    way = "fork" if None in ranks.needs else "process"
+    with spinner(console, lambda: "importing") as tick:
+        way = "fork" if ranks.ready(None, repeat, say, tick) else "process"
     expected = duration(estimate.reference_seconds(jobs.values(), known, way))
     say(f"reference runs: plain PyTorch, one process, {len(jobs)} to make (about {expected})")
     with spinner(console, done) as tick:

@@ -6,6 +6,7 @@ Its C++ op (csrc/cpu/comm/shm.cpp, 0.19.8) makes ``deepspeed_allreduce_buffer_<u
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 _FOLDER = Path("/dev/shm")
@@ -19,3 +20,11 @@ def remove_buffers(port: int | str, folder: Path = _FOLDER) -> int:
             file.unlink()
             removed += 1
     return removed
+
+
+def mapped_ports(pid: int) -> set[str]:
+    """Return the master ports of the launches whose buffers a process has mapped."""
+    with contextlib.suppress(OSError):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        return set(re.findall(r"/deepspeed_allreduce_buffer_\d+_\S*?_(\d+)_\d+\b", maps))
+    return set()

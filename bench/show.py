@@ -106,7 +106,7 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
     cells = [entry for entry in select(plan_file(scenario_path, offer)[1], only) if entry.skip_reason is None]
     if isolation == "fork":
         console.print(
-            "started once per repeat; the ranks of every cell are forked from these (--isolation process: from none)"
+            "Agents, started once per repeat; every cell's ranks are forked from them (--isolation process: no agents)."
         )
         shown = commands(cells, offer.device, python)
     else:

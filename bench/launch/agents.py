@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 
 from bench.channel import Channel
-from bench.errors import AgentsError
+from bench.errors import AgentsError, UnsafeForkError
 from bench.hang import RankStack
 from bench.launch.deepspeed import Exit, create, free_port, started
 from bench.launch.witness import kills_between, oom_kills, rank_stacks
-from bench.messages import rank_exit
+from bench.messages import first_exception, rank_exit
 from bench.shared_memory import remove_buffers
 
 START_TIMEOUT_S = 600.0
@@ -85,7 +85,8 @@ def agents(
     """Start ``argv``, a launch of ``world_size`` agents, and wait until all are warm; at the end none is left.
 
     Raises:
-        AgentsError: they did not come up, or one says that a forked child would not be as good as a fresh process.
+        UnsafeForkError: one says that a forked child would not be as good as a fresh process.
+        AgentsError: they did not come up.
         StoreError: ``log`` cannot be written.
     """
     began, token = time.monotonic(), uuid.uuid4().hex
@@ -94,31 +95,64 @@ def agents(
         env = env | {_RUNNER: f"127.0.0.1:{listener.getsockname()[1]}:{token}"}
         launcher, _ = stack.enter_context(started(argv, env, run=run, log=log))
         found: dict[int, Channel] = {}
-        while len(found) < world_size:
+        warm: set[int] = set()
+        while len(warm) < world_size:
             on_tick()
             if launcher.poll() is not None:
-                raise AgentsError(f"the launch of warm ranks ended with status {launcher.returncode}; see {log.name}")
+                raise AgentsError(f"the launch of warm ranks ended ({_cause(launcher, log)}); see logs/{log.name}")
             if time.monotonic() - began > START_TIMEOUT_S:
-                raise AgentsError(f"warm ranks were not ready after {START_TIMEOUT_S:g} s; see {log.name}")
-            if select.select([listener], [], [], 0.1)[0]:
-                channel, hello = _greeting(listener)
+                raise AgentsError(f"warm ranks were not ready after {START_TIMEOUT_S:g} s; see logs/{log.name}")
+            if select.select([listener], [], [], 0.05)[0]:
+                channel, messages = _greeting(listener)
                 stack.callback(channel.close)
-                if hello.get("token") == token:
-                    if hello["why_not_fork"]:
-                        raise AgentsError(hello["why_not_fork"])
-                    found[hello["rank"]] = channel
+                if messages and messages[0].get("token") == token:
+                    rank = messages[0]["rank"]
+                    found[rank] = channel
+                    warm |= _warm(rank, messages[1:])
+            importing = [channel for rank, channel in found.items() if rank not in warm]
+            for channel in select.select(importing, [], [], 0.05)[0]:
+                rank = next(rank for rank, each in found.items() if each is channel)
+                warm |= _warm(rank, _received(channel, launcher))
         channels = [found[rank] for rank in range(world_size)]
-        warm = Agents(argv, channels, launcher, log, time.monotonic() - began)
+        agents = Agents(argv, channels, launcher, log, time.monotonic() - began)
         try:
-            yield warm
+            yield agents
         finally:
             stack.close()
-            if warm.port is not None:  # of a job that was broken off: its ranks are gone only now
-                remove_buffers(warm.port)
+            if agents.port is not None:  # of a job that was broken off: its ranks are gone only now
+                remove_buffers(agents.port)
 
 
-def _greeting(listener: socket.socket) -> tuple[Channel, dict[str, Any]]:
-    """Accept a connection; what does not say at once what it is, is no agent."""
+def _received(channel: Channel, launcher: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    """Return what an agent says; when it has gone, give its launcher the time to see that and end."""
+    try:
+        return channel.receive()
+    except EOFError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            launcher.wait(_END_S)
+        return []
+
+
+def _warm(rank: int, messages: list[dict[str, Any]]) -> set[int]:
+    """Return the rank whose agent says that it is warm and may fork."""
+    for message in messages:
+        if message["why_not_fork"]:
+            raise UnsafeForkError(message["why_not_fork"])
+        return {rank}
+    return set()
+
+
+def _cause(launcher: subprocess.Popen[bytes], log: Path) -> str:
+    """Return in words why the launch of agents has ended."""
+    text = log.read_text(errors="replace")
+    if raised := first_exception(text):
+        return f"{raised.type}: {raised.message}"[:300]
+    status = rank_exit(text)
+    return f"exit status {launcher.returncode if status is None else status}"
+
+
+def _greeting(listener: socket.socket) -> tuple[Channel, list[dict[str, Any]]]:
+    """Accept a connection and return its first messages; what does not say at once what it is, is no agent."""
     connection, _ = listener.accept()
     channel, deadline = Channel(connection), time.monotonic() + _GREETING_S
     messages: list[dict[str, Any]] = []
@@ -127,7 +161,7 @@ def _greeting(listener: socket.socket) -> tuple[Channel, dict[str, Any]]:
             connection.settimeout(left_s)
             messages = channel.receive()
     connection.settimeout(None)
-    return channel, messages[0] if messages and isinstance(messages[0], dict) else {}
+    return channel, messages if all(isinstance(message, dict) for message in messages) else []
 
 
 def fork(

@@ -72,15 +72,14 @@ def environment(device: str, extensions: Path | None, python: str = sys.executab
     # The compiler's driver, ninja, is found through PATH, where a venv that is not activated is missing.
     programs = dict.fromkeys(str(Path(interpreter).parent) for interpreter in (python, sys.executable))
     env["PATH"] = os.pathsep.join([*programs, env.get("PATH", "")])
+    # Asking CUDA itself whether it is there initialises it, and what is forked after that could not use it.
+    env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     # numpy's library starts its threads on import, which a forked child would lack. No metric depends on them.
     env.setdefault("OPENBLAS_NUM_THREADS", "1")
     if device == "cpu":
         # One core per rank, like one GPU per rank; and thread CPU time then is all of a rank's work.
         env.setdefault("OMP_NUM_THREADS", "1")
         env["DS_ACCELERATOR"] = "cpu"
-    else:
-        # Asking CUDA itself whether it is there initialises it, and what is forked after that could not use it.
-        env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if extensions is not None:
         env["TORCH_EXTENSIONS_DIR"] = str(extensions)
     return env

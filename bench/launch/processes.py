@@ -9,7 +9,7 @@ import time
 
 import psutil
 
-from bench.shared_memory import remove_buffers
+from bench.shared_memory import mapped_ports, remove_buffers
 
 RUN_MARKER = "ZEROSTAGE_RUN"  # the run folder: all launches of all runners that ever wrote there
 LAUNCH_MARKER = "ZEROSTAGE_LAUNCH"  # one launch
@@ -42,6 +42,7 @@ def kill_marked(name: str, value: str) -> int:
         for process in alive:
             with contextlib.suppress(psutil.Error, OSError, KeyError):
                 ports.add(process.environ()["MASTER_PORT"])
+            ports |= mapped_ports(process.pid)  # a forked rank has another port than its environment said at first
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
                 killed.add(process.pid)

@@ -8,6 +8,7 @@ children have started ends with them.
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -17,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +81,20 @@ def why_not_fork() -> str | None:
     return None
 
 
-def _become_rank(job: dict[str, Any], inherited: list[int]) -> None:
+def _become_rank(job: dict[str, Any], inherited: list[int], mask: set[signal.Signals | int]) -> None:
     """In the forked child: cut what ties it to the agent, and run the job as a process of its own would."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for descriptor in inherited:
             os.close(descriptor)
         os.setsid()
-        os.dup2(os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-        os.dup2(1, 2)
+        log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
         os.environ.update(job["variables"])
         if numpy := sys.modules.get("numpy"):  # Python's own generator renews itself after a fork, and torch's is fixed
             numpy.random.seed()
@@ -116,6 +121,8 @@ class Agent:
         os.set_blocking(wake, False)
         self.inherited = [runner.fileno(), self.ended, wake]
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Some supervisors leave it blocked; a child gets the mask that a launch of its own would have.
+        self.mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
 
     def serve(self) -> None:
@@ -147,7 +154,7 @@ class Agent:
             self.libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != agent:  # it was killed before that
                 os._exit(1)
-            _become_rank(job, self.inherited)
+            _become_rank(job, self.inherited, self.mask)
         self.child, self.job = child, job
         self.runner.send({"pid": child})
 
@@ -175,15 +182,28 @@ class Agent:
                 os.waitpid(-1, 0)
 
 
+@contextlib.contextmanager
+def _only_beside(runner: Channel) -> Iterator[None]:
+    """End this process with its runner: it sends nothing meanwhile, so what stirs at the socket is its end.
+
+    Imports take seconds, and torch waits without end for the lock of an op that somebody builds.
+    """
+    flags = fcntl.fcntl(runner, fcntl.F_GETFL)
+    fcntl.fcntl(runner, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(runner, fcntl.F_SETFL, flags | os.O_ASYNC)  # SIGIO, which ends a process that does not handle it
+    yield
+    fcntl.fcntl(runner, fcntl.F_SETFL, flags)
+
+
 def main(setup: Path) -> None:
     """Get warm, say so, and serve."""
     host, port, token = os.environ.pop(RUNNER).split(":")
-    _warm_up(**json.loads(setup.read_text()))
-    gc.collect()
     runner = Channel(socket.create_connection((host, int(port))))
-    runner.send(
-        {"token": token, "rank": int(os.environ["RANK"]), "process": os.getpid(), "why_not_fork": why_not_fork()}
-    )
+    runner.send({"token": token, "rank": int(os.environ["RANK"])})
+    with _only_beside(runner):
+        _warm_up(**json.loads(setup.read_text()))
+        gc.collect()
+    runner.send({"why_not_fork": why_not_fork()})
     agent = Agent(runner)
     agent.serve()
     if agent.job:

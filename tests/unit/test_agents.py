@@ -220,7 +220,9 @@ subprocess.run([sys.executable, "-c", orphan], env={}, start_new_session=True)
 
 
 def test_a_cell_runs_in_as_many_agents_as_it_has_ranks(warm: Agents) -> None:
-    tell = "print(rank, *(os.environ.get(key) for key in ('WORLD_SIZE', 'LOCAL_SIZE', 'MASTER_PORT', 'TEST')))"
+    # In one write: two ranks share the log.
+    told = "[str(rank), *(str(os.environ.get(key)) for key in ('WORLD_SIZE', 'LOCAL_SIZE', 'MASTER_PORT', 'TEST'))]"
+    tell = f"os.write(1, (' '.join({told}) + chr(10)).encode())"
     assert run(warm, tell, 1, variables={"TEST": "first"})[1] == f"0 1 1 {warm.port} first\n"
     lines = run(warm, tell, 2)[1].splitlines()
     assert sorted(lines) == [f"{rank} 2 2 {warm.port} None" for rank in (0, 1)]
@@ -380,12 +382,41 @@ def test_agents_that_cannot_be_had(start: Start, monkeypatch: pytest.MonkeyPatch
             pass
         return str(error.value)
 
-    assert reason(first="sys.exit(5)") == "the launch of warm ranks ended with status 5; see agents.log"
-    assert reason(warm_up="1 / 0") == "the launch of warm ranks ended with status 1; see agents.log"
+    assert reason(first="sys.exit(5)") == "the launch of warm ranks ended (exit status 5); see logs/agents.log"
+    assert reason(warm_up="1 / 0") == (
+        "the launch of warm ranks ended (ZeroDivisionError: division by zero); see logs/agents.log"
+    )
     thread = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
     assert reason(warm_up=thread) == "imports have started 1 thread(s), which a forked child lacks"
     monkeypatch.setattr(bench.launch.agents, "START_TIMEOUT_S", 0.3)
-    assert reason(first=SLEEP) == "warm ranks were not ready after 0.3 s; see agents.log"
+    assert reason(first=SLEEP) == "warm ranks were not ready after 0.3 s; see logs/agents.log"
+
+
+def test_an_agent_that_is_still_importing_ends_with_its_runner(start: Start, tmp_path: Path) -> None:
+    code = f"""
+from bench.launch import agents, deepspeed
+import os, sys
+from pathlib import Path
+def tick():
+    if len(list(Path({str(tmp_path)!r}).glob("importing*"))) == 2:
+        os.kill(os.getpid(), 9)
+with agents.agents({command(tmp_path, 2, tmp_path / "setup.json")!r}, dict(os.environ), 2, run=Path({str(tmp_path)!r}),
+                   log=Path({str(tmp_path / "agents.log")!r}), on_tick=tick):
+    pass
+"""
+    warm_up = f"Path({str(tmp_path)!r}, 'importing' + os.environ['RANK']).touch(); {SLEEP}"
+    start()  # writes the files
+    runner = subprocess.run([sys.executable, "-c", code], env=os.environ | {"TEST_WARM_UP": warm_up}, check=False)
+    assert runner.returncode == -9
+    wait_until(lambda: processes(tmp_path) == [])
+
+
+def test_a_blocked_sigchld_is_no_reason_not_to_see_a_rank_end(start: Start) -> None:
+    blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGUSR2})"
+    with start(first=blocked) as warm:
+        ended, log = run(warm, "import signal; print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])))", 1)
+        assert ended.status == 0
+        assert log == f"{sorted([signal.SIGCHLD, signal.SIGUSR2])}\n"  # the rank has what its user has
 
 
 @pytest.mark.parametrize("when", ["starting", "running"])
@@ -496,10 +527,11 @@ def broken(ranks: WarmRanks) -> WarmRanks:
 def test_a_stack_without_agents_says_so_once_and_costs_the_others_nothing(broken: WarmRanks, tmp_path: Path) -> None:
     said: list[str] = []
     assert broken.ready(OLD, 0, said.append) is None
-    assert said[1:] == [
-        "note: no warm ranks: the launch of warm ranks ended with status 5; see agents-deepspeed-0.18.0.log; "
-        f"every cell of {OLD} is a launch of its own"
-    ]
+    started, again, _, note = said
+    assert started == f"set-up: 1 warm ranks of {OLD} import torch and deepspeed"
+    ended = "the launch of warm ranks ended (exit status 5); see logs/agents-deepspeed-0.18.0"
+    assert again == f"set-up: {ended}.log; trying once more"
+    assert note == f"note: no warm ranks: {ended}-2.log; every cell of {OLD} is a launch of its own"
     assert broken.ready(OLD, 0, pytest.fail) is None
     assert processes(tmp_path) == []
     get(broken, None)

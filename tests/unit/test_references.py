@@ -105,3 +105,32 @@ def test_a_job_that_ends_its_process_costs_no_other(tmp_path: Path) -> None:
     references.make(tmp_path, jobs, start, 10.0)
     assert "status -9" in json.loads((tmp_path / "references" / f"{deadly}.json").read_text())["error"]
     assert json.loads((tmp_path / "references" / f"{harmless}.json").read_text()) == FIGURES
+
+
+def test_a_job_whose_process_was_killed_from_outside_is_made_again(tmp_path: Path) -> None:
+    jobs = references.missing(tmp_path, planned(strategy="z0"), OFFER)
+    lists = []
+
+    def start(jobs: Path, log: Path, timeout_s: float) -> Exit:
+        left = [job["out"] for job in json.loads(jobs.read_text())]
+        lists.append(len(left))
+        for out in left[: len(lists) - 1]:
+            Path(out).write_text(json.dumps(FIGURES))
+        return Exit(-9 if len(lists) == 1 else 0, 1.0)
+
+    references.make(tmp_path, jobs, start, 10.0)
+    assert lists[:2] == [2, 2]
+    for name in jobs:
+        assert json.loads((tmp_path / "references" / f"{name}.json").read_text()) == FIGURES
+
+
+def test_a_job_that_is_not_done_in_time_is_not_tried_again(tmp_path: Path) -> None:
+    jobs = references.missing(tmp_path, planned(strategy="z1"), OFFER)
+    limits = []
+
+    def start(jobs: Path, log: Path, timeout_s: float) -> Exit:
+        limits.append(timeout_s)
+        return Exit(None, timeout_s)
+
+    references.make(tmp_path, jobs, start, 10.0)
+    assert limits == [10.0]

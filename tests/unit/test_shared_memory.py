@@ -1,7 +1,8 @@
+import mmap
 import os
 from pathlib import Path
 
-from bench.shared_memory import remove_buffers
+from bench.shared_memory import mapped_ports, remove_buffers
 
 
 def test_only_the_buffers_of_that_launch_are_removed(tmp_path: Path) -> None:
@@ -17,3 +18,13 @@ def test_only_the_buffers_of_that_launch_are_removed(tmp_path: Path) -> None:
     assert remove_buffers(29511, tmp_path) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
     assert remove_buffers(29511, tmp_path / "nowhere") == 0
+
+
+def test_the_port_of_a_forked_rank_is_that_of_its_buffers(tmp_path: Path) -> None:
+    name = f"deepspeed_allreduce_buffer_{os.getuid()}_10.0.0.7_29512_3"
+    with (tmp_path / name).open("wb+") as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), 0):
+            assert "29512" in mapped_ports(os.getpid())
+    assert "29512" not in mapped_ports(os.getpid())
+    assert mapped_ports(2**30) == set()
