@@ -139,8 +139,7 @@ def test_agents_start_once_per_stack_and_repeat_and_only_for_forks(tmp_path: Pat
     assert estimate.starts(launches, history, "fork") == [7.0, 0.0, 7.0, 0.0, 7.0]
     assert estimate.starts(launches, history, "fork", running=[(None, 0)]) == [0.0, 0.0, 7.0, 0.0, 7.0]
     assert estimate.starts(launches, history, "process") == [0.0] * 5
-    # References are forked from them as well, and come first.
-    assert estimate.reference_seconds([], history, "fork") == pytest.approx(7.0 + 1.0)
+    assert estimate.reference_seconds([], history, "fork") == pytest.approx(1.0)
     # Where none was started yet, they take what a launch takes before its steps.
     assert estimate.agents_seconds(known(tmp_path / "processes", row(first, 12.0))) == pytest.approx(11.0)
 
