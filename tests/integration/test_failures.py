@@ -58,10 +58,10 @@ def test_exit_0_without_a_result_is_a_silent_exit(scenario_file):
 
 
 def test_ranks_that_all_sleep_are_out_of_time_and_leave_no_process(scenario_file):
-    done, record = measure(scenario_file({"strategy": "z3", "world_size": 2}, timeout_s=30), fault="sleep")
+    done, record = measure(scenario_file({"strategy": "z3", "world_size": 2}, timeout_s=12), fault="sleep")
     assert done.returncode == 1
     assert record.status == "timeout"
-    assert record.reason.startswith("not done after 30 s, killed; rank")
+    assert record.reason.startswith("not done after 12 s, killed; rank")
     assert record.launch.exit_status is None
 
 

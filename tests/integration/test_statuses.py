@@ -27,7 +27,7 @@ def run(path, **how):
 
 def out_of_time(scenario_file, fault):
     """Return the record of a launch that was killed after rank 1 had come to ``fault`` and rank 0 to wait for it."""
-    for timeout_s in (60, 300):  # the first is enough unless the machine is very busy
+    for timeout_s in (20, 300):  # the first is enough unless the machine is very busy
         path = scenario_file({"strategy": "z1", "world_size": 2}, name=f"after{timeout_s}", timeout_s=timeout_s)
         assert run(path, fault=fault).returncode == 1
         record = records(path)["z1"]

@@ -4,6 +4,7 @@ import pytest
 from exact import exact
 from forked import Ranks, planned
 
+import bench.launch.agents
 from bench.launch.processes import RUN_MARKER, marked
 
 pytestmark = pytest.mark.ranks
@@ -39,10 +40,11 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fault", "status", "words", "survives"), CASES)
-def test_a_fault_costs_its_cell_alone(ranks, honest, fault, status, words, survives):
+def test_a_fault_costs_its_cell_alone(ranks, honest, fault, status, words, survives, monkeypatch):
+    monkeypatch.setattr(bench.launch.agents, "_END_S", 5.0)
     before = processes(ranks)
     assert len(before) == 4  # two launchers, two agents: no rank
-    broken = ranks.measure(CELL, fault, timeout_s=20.0)
+    broken = ranks.measure(CELL, fault, timeout_s=12.0)
     if status is not None:
         assert broken.status == status, broken.reason
         assert (words or "") in (broken.reason or "")
