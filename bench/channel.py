@@ -1,8 +1,11 @@
-"""JSON messages, one a line, between the runner and its warm ranks."""
+"""JSON messages, one a line, between the runner and its agents."""
 
 import json
 import socket
 from typing import Any
+
+# The environment variable that tells an agent where its runner listens: host:port:token.
+RUNNER = "ZEROSTAGE_RUNNER"
 
 
 class Channel:

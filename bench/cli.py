@@ -84,7 +84,7 @@ def plan_command(
     only: OnlyOption = None,
     cpu_slots: SlotsOption = 4,
 ) -> None:
-    """Show the cells of a scenario, their predicted model states, what is skipped and why. Launches nothing."""
+    """Show the cells of a scenario, their predicted states, what is skipped and why, and the time; launch nothing."""
     from bench.show import show_plan
 
     show_plan(scenario, results, only or [], cpu_slots, _console())
@@ -100,13 +100,17 @@ def run_command(
         typer.Option("--fresh", help="Measure again what has a row; earlier rows are kept in superseded/."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and the launch commands; launch nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Show the plan and the commands that start ranks or their agents; launch nothing."
+        ),
     ] = False,
     cpu_slots: SlotsOption = 4,
     isolation: Annotated[
         Isolation,
         typer.Option(
-            help="fork: every rank is a fresh child of a process that imported torch once. process: launch every cell."
+            help="fork: ranks are fresh children of processes that imported torch once; where unsafe, as process. "
+            "process: launch deepspeed for every cell (slower)."
         ),
     ] = Isolation.fork,
 ) -> None:

@@ -20,7 +20,8 @@ from bench.plan import PlannedCell
 from bench.stacks import file_part
 from bench.store import write_json
 
-# Of one process that has imported the stack (372 MB seen), with room; the launch of n agents has two more of them.
+# Of one process that has imported the stack (372 MB resident, deepspeed 0.19.8), with room. The launch of n agents has
+# two more of them.
 _WARM_BYTES = 0.5 * 2**30
 _MEMORY_SHARE = 0.5
 
@@ -64,8 +65,8 @@ class WarmRanks:
     """The agents of every stack: a context manager. They are started when first needed, and again when one is lost.
 
     Each repeat has its own: children of one agent share its memory layout and hash seed, which a fresh launch would
-    draw anew. ``cells``: what will run in them; nothing runs in them if it is empty. They are as many as the largest
-    cell has ranks. Where memory is short (``one_at_a_time``), those of one stack end before those of the next begin.
+    draw anew. ``cells``: what will run; without any, no agents start. A stack has as many agents as its largest cell
+    has ranks. Where memory is short (``one_at_a_time``), those of one stack end before those of the next begin.
     """
 
     def __init__(self, run: Path, device: str, hosts: dict[str | None, Host], cells: Iterable[PlannedCell]) -> None:
@@ -110,7 +111,7 @@ class WarmRanks:
                 say(f"set-up: {error}; trying once more")
                 return self._start(stack, repeat, say, on_tick)
         except AgentsError as error:
-            say(f"note: no warm ranks: {error}; every cell{f' of {stack}' if stack else ''} is a launch of its own")
+            say(f"note: no warm ranks{f' of {stack}' if stack else ''}: {error}; each cell left is a launch of its own")
             del self.needs[stack]
             return None
 
@@ -119,7 +120,8 @@ class WarmRanks:
     ) -> agents.Agents:
         need, host = self.needs[stack], self.hosts[stack]
         whose = f"{f' of {stack}' if stack else ''}{f' for repeat {repeat}' if repeat else ''}"
-        say(f"set-up: {need.world_size} warm ranks{whose} import torch and deepspeed")
+        ranks = "1 warm rank" if need.world_size == 1 else f"{need.world_size} warm ranks"
+        say(f"set-up: starting {ranks}{whose}")
         setup = self.run / "work" / f"{_name(stack)}.json"
         load_op = self.device == "cpu" and host.no_op is None
         write_json(setup, {"model_types": need.model_types, "load_op": load_op})
@@ -142,7 +144,8 @@ def loading_ops(
     """Hold the folder of compiled ops while ranks of ``host`` may load from it, without locks of the dead."""
     if device != "cpu":
         return contextlib.nullcontext()
-    return extensions.in_use(Path(host.variables["TORCH_EXTENSIONS_DIR"]), say=say, on_tick=on_tick)
+    folder = Path(host.variables["TORCH_EXTENSIONS_DIR"])
+    return extensions.in_use(folder, say=lambda line: say(f"set-up: {line}"), on_tick=on_tick)
 
 
 def visible_devices(device: str, world_size: int) -> dict[str, str]:

@@ -25,7 +25,7 @@ _WORKER = "bench.worker.main"
 
 @dataclass(frozen=True)
 class Job:
-    """One launch to make: a cell, and which of its repeats."""
+    """What makes one record: a cell, and which of its repeats."""
 
     planned: PlannedCell
     repeat: int
@@ -110,7 +110,7 @@ def measure(
 def _judge(
     job: Job, launch: Launch, ended: deepspeed.Exit, *, run: Path, work: Path, log: Path, timeout_s: float, device: str
 ) -> Record:
-    """Return the record of a launch; where judging it fails, one that says so: it must not cost the other rows."""
+    """Return the record of a job; where judging it fails, one that says so: it must not cost the other rows."""
     try:
         return outcome(
             job.planned,

@@ -46,9 +46,9 @@ def spinner(console: Console, what: Callable[[], str]) -> Iterator[Callable[[], 
 
 
 class MatrixProgress:
-    """A context manager. ``expected_s`` holds the estimate of each launch to come, in order (bench.estimate).
+    """A context manager. ``expected_s`` holds the estimate of every launch, in order (bench.estimate).
 
-    ``starts_s``: what starting agents takes before each begins. ``known``: whether its last run is its estimate.
+    ``starts_s``: how long agents take to start before it. ``known``: whether the estimate is its last run, no guess.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class MatrixProgress:
 
     def end(self, record: Record) -> None:
         """Print the finished cell and move on."""
-        if record.launch is None:  # skipped, or its environment could not be made
+        if record.launch is None:  # skipped, or its environment or op could not be made
             self.say(f"{record.status}: {record.label}: {record.reason}")
             return
         self.spent_s.append(record.launch.wall_time_s if record.status == "completed" else None)

@@ -213,7 +213,8 @@ class Practice(_Model):
 
 
 class Launch(_Model):
-    """What the parent process saw. ``exit_status``: the launcher's, or of the first forked rank that failed.
+    """What the parent process saw. ``exit_status``: the launcher's; of forked ranks that of the first that
+    failed, or of the agent that was lost.
 
     ``isolation``: ``fork``: the ranks are children of warm agents, which ``command`` started, and ``wall_time_s`` is
     that of the children; ``agents_start_s`` is set on the first row after agents were started: how long that took.

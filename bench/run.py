@@ -1,4 +1,4 @@
-"""The matrix, end to end: what is left to measure, launched cell by cell, each one a record when it ends."""
+"""The matrix, end to end: what is left to measure, cell by cell, each one a record when it ends."""
 
 import contextlib
 from collections.abc import Iterator
@@ -171,7 +171,9 @@ def _measured(
                 was_warm = job.planned.stack in ranks.needs
                 agents = ranks.ready(job.planned.stack, job.repeat, progress.say, progress.tick)
                 if was_warm and agents is None:
-                    progress.expected_s, progress.starts_s = _expected(launches, known, ranks)
+                    done = len(progress.spent_s)
+                    expected_s, starts_s = _expected(launches, known, ranks)
+                    progress.expected_s[done:], progress.starts_s[done:] = expected_s[done:], starts_s[done:]
                 progress.begin(f"{job.planned.label}-r{job.repeat}")
                 record = measure(
                     job,

@@ -1,7 +1,8 @@
 """What DeepSpeed's CPU collective leaves in shared memory: 66 MiB per rank and launch, until the machine is full.
 
 Its C++ op (csrc/cpu/comm/shm.cpp, 0.19.8) makes ``deepspeed_allreduce_buffer_<uid>_<address>_<port>_<rank>`` in
-/dev/shm when ranks of one machine meet, and unlinks nothing when they end. The port is the launch's own, so are they.
+/dev/shm when ranks of one machine meet, and unlinks nothing when they end. Every launch and every forked job has a port
+of its own, by which its files are found.
 """
 
 import contextlib

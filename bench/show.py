@@ -106,7 +106,7 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
     cells = [entry for entry in select(plan_file(scenario_path, offer)[1], only) if entry.skip_reason is None]
     if isolation == "fork":
         console.print(
-            "Agents, started once per repeat; every cell's ranks are forked from them (--isolation process: no agents)."
+            "Agents, started per stack and repeat; cells are forked from them (--isolation process: a launch per cell)."
         )
         shown = commands(cells, offer.device, python)
     else:

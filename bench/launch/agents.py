@@ -1,7 +1,8 @@
 """Warm ranks: one `deepspeed` launch starts agents that import once; every job is a fresh child of each.
 
-The agents (bench.worker.agent) connect to this process over loopback. They are told which job file to run and tell how
-it ended; nothing else goes that way. A cell of n ranks runs in children of the first n agents.
+The agents (bench.worker.agent) connect to this process over loopback. They are told which job to run, and when to kill
+it; they tell whether they may fork, the child's process id and its exit status. Results go through files. A cell of n
+ranks runs in children of the first n agents.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from bench.channel import Channel
+from bench.channel import RUNNER, Channel
 from bench.errors import AgentsError, UnsafeForkError
 from bench.hang import RankStack
 from bench.launch.deepspeed import Exit, create, free_port, started
@@ -31,14 +32,13 @@ _GREETING_S = 5.0
 _GRACE_S = 2.0
 # A killed child is gone in milliseconds, gigabytes of it in a second or two; the launcher looks once a second.
 _END_S = 20.0
-_RUNNER = "ZEROSTAGE_RUNNER"
 
 
 @dataclass
 class Agents:
     """The warm ranks of one launch.
 
-    ``start_s``: what that took, ``None`` once a row tells it. ``port``: of the job that they run or ran last.
+    ``start_s``: how long they took to start, ``None`` once a row has it. ``port``: of the job that runs or ran last.
     """
 
     argv: list[str]
@@ -92,7 +92,7 @@ def agents(
     began, token = time.monotonic(), uuid.uuid4().hex
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=world_size))
-        env = env | {_RUNNER: f"127.0.0.1:{listener.getsockname()[1]}:{token}"}
+        env = env | {RUNNER: f"127.0.0.1:{listener.getsockname()[1]}:{token}"}
         launcher, _ = stack.enter_context(started(argv, env, run=run, log=log))
         found: dict[int, Channel] = {}
         warm: set[int] = set()
@@ -114,13 +114,13 @@ def agents(
                 rank = next(rank for rank, each in found.items() if each is channel)
                 warm |= _warm(rank, _received(channel, launcher))
         channels = [found[rank] for rank in range(world_size)]
-        agents = Agents(argv, channels, launcher, log, time.monotonic() - began)
+        ready = Agents(argv, channels, launcher, log, time.monotonic() - began)
         try:
-            yield agents
+            yield ready
         finally:
             stack.close()
-            if agents.port is not None:  # of a job that was broken off: its ranks are gone only now
-                remove_buffers(agents.port)
+            if ready.port is not None:  # of a job that was broken off: its ranks are gone only now
+                remove_buffers(ready.port)
 
 
 def _received(channel: Channel, launcher: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
@@ -179,7 +179,8 @@ def fork(
     """Run ``module.main(argument)`` in a child of each of the first ``world_size`` agents; see all of them end.
 
     ``work`` and ``on_tick`` as in `bench.launch.deepspeed.launch`. When one rank fails, its peers have 2 s for their
-    last words. An agent that goes takes the launch with it: ``agents.lost`` is set then. An exception in ``on_tick``
+    last words. ``agents.lost`` is set when an agent goes, which ends its launch, or does not answer for 20 s: no
+    other job can run in them. An exception in ``on_tick``
     or in this process leaves the ranks to the end of `agents`.
     """
     agents.port = port = free_port()

@@ -22,8 +22,10 @@ from bench.shared_memory import remove_buffers
 
 @dataclass(frozen=True)
 class Exit:
-    """How a launch ended. ``status`` is the launcher's, or that of the first forked rank that failed; ``None`` when it
-    was killed at its time-out.
+    """How a launch ended.
+
+    ``status``: the launcher's; of forked ranks that of the first that failed, or of the agent that was lost; ``None``
+    when it was killed at its time-out.
 
     ``stacks``: where the ranks stood then. ``oom_kills``: in words, what the kernel killed for lack of memory.
     """

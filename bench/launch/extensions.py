@@ -94,8 +94,8 @@ def _may_be_anothers(extensions: Path, owner: int) -> bool:
 
     In zerostage's own folder it cannot: whoever builds there, on whichever machine, holds the folder, and loaders
     take a few seconds. In a folder that the user named others build too; but where the file system is local and
-    their processes can be looked into, they would be seen. This is worth its lines: such a folder is mostly local,
-    and a run that could know better would wait for a quarter of an hour.
+    their processes can be looked into, they would be seen. Such a folder is mostly local: without this, each
+    stale lock would cost a quarter of an hour.
     """
     if "TORCH_EXTENSIONS_DIR" not in os.environ or Path(os.environ["TORCH_EXTENSIONS_DIR"]) != extensions:
         return False
@@ -149,8 +149,8 @@ def _name(lock: Path) -> str:
 def _unclear(lock: Path, age: str, stale_at: float) -> str:
     until = time.strftime("%H:%M:%S", time.localtime(stale_at))
     return (
-        f"found {_name(lock)}, {age} old, which no process here holds; another machine may be building: it is waited "
-        f"for until {until}, then removed; if no other machine is, delete {lock}"
+        f"found {_name(lock)}, {age} old, which no process that can be seen from here holds; another machine or user "
+        f"may be building: it is waited for until {until}, then removed; if nobody builds, delete {lock}"
     )
 
 

@@ -1,8 +1,8 @@
 """A warm rank: imports the stack once, and forks a fresh child for each job that the runner sends.
 
 ``python -m bench.worker.agent SETUP`` under a launcher that sets RANK. SETUP is a JSON file: ``model_types`` to import,
-and whether to ``load_op``. ``ZEROSTAGE_RUNNER`` in the environment is ``host:port:token`` of the runner, which
-bench.launch.agents is. The agent itself computes nothing and joins nothing. It ends with its runner, and whatever its
+and whether to ``load_op``. ``ZEROSTAGE_RUNNER`` in the environment says where the runner (bench.launch.agents)
+listens. The agent itself computes nothing and joins nothing. It ends with its runner, and whatever its
 children have started ends with them.
 """
 
@@ -24,11 +24,10 @@ from typing import Any
 
 import psutil
 
-from bench.channel import Channel
+from bench.channel import RUNNER, Channel
 from bench.shared_memory import remove_buffers
 from bench.worker.main import leave
 
-RUNNER = "ZEROSTAGE_RUNNER"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CUDA_SUCCESS = 0
 

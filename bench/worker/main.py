@@ -2,8 +2,9 @@
 
 A warm agent (bench.worker.agent) calls ``main`` in a child that it has forked.
 
-JOB is a JSON file that bench.run writes. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
-``failure.rank<r>.json``. Nothing else crosses the process border, and the exit status proves nothing.
+JOB is a JSON file that bench.job writes. Rank 0 leaves ``result.json`` beside it; a rank that fails leaves
+``failure.rank<r>.json``. ``stacks.rank<r>.txt`` is written on SIGUSR1. No other result crosses the
+process border, and exit status 0 proves nothing.
 """
 
 import contextlib

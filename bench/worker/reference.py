@@ -96,7 +96,7 @@ def train(
 
 def main(path: Path) -> None:
     """Run every job of the list; one that fails leaves its reason in its file, and the next one begins."""
-    # Torch reads the variable when it is imported; a forked process was with its agent's.
+    # Torch reads the variable on import; a forked process has the torch that its agent imported, with its value.
     if threads := os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(threads.split(",")[0]))
     for job in json.loads(path.read_text()):

@@ -1,6 +1,6 @@
 """Does the suite's timed pass cost what a hand-written DeepSpeed loop costs? Run on a quiet machine:
 
-    scripts/test.sh tests/benchmarks --benchmark-only --benchmark-json fidelity.json
+    scripts/test.sh tests/benchmarks/test_fidelity.py -s --benchmark-only --benchmark-json fidelity.json
 
 Every pair is in the JSON file. The verdict is on CPU time of the driving thread, which neighbours hardly disturb.
 """

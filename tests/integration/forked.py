@@ -70,7 +70,7 @@ class Ranks:
         references.make(self.path, references.missing(self.path, [cell], OFFER), start, 120.0)
 
     def measure(self, cell, fault=None, timeout_s=120.0):
-        """Return the record of ``cell``, measured with ``fault`` in every rank."""
+        """Return the record of ``cell``, measured with ``fault`` (faulty_rank.py says in which ranks)."""
         self.reference(cell)
         self.number += 1
         self.fault.write_text(fault or "")

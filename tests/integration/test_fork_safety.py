@@ -66,7 +66,7 @@ def test_cells_are_launches_of_their_own_where_an_import_starts_a_thread(scenari
     assert done.returncode == 0, done.stdout + done.stderr
     note = (
         "note: no warm ranks: imports have started 1 thread(s), which a forked child lacks; "
-        "every cell is a launch of its own"
+        "each cell left is a launch of its own"
     )
     assert " ".join(done.stdout.split()).count(note) == 1
     records = read_records(run)

@@ -58,7 +58,7 @@ def table():
 
 
 def run_cell(hosts, folder, strategy, nodes, steps):
-    """Run the worker, with a job file as bench.run writes it; return its result and the bytes that each host sent."""
+    """Run the worker, with a job file as bench.job writes it; return its result and the bytes that each host sent."""
     cell = Cell(model="llama-tiny", strategy=strategy, world_size=len(nodes), seq_length=8, warmup_steps=1, steps=steps)
     job = {"cell": cell.model_dump(mode="json"), "model_config": MODEL, "corpus": None, "device": "cpu"}
     folder.mkdir()

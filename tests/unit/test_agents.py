@@ -466,9 +466,9 @@ def test_each_stack_has_agents_of_its_own_once_they_are_needed(ranks: WarmRanks,
     assert processes(tmp_path) == []
     assert ranks.ready("deepspeed==0.17.0", 0, pytest.fail) is None  # none of its cells is to run
     usual, said = get(ranks, None)
-    assert said == ["set-up: 2 warm ranks import torch and deepspeed"]
+    assert said == ["set-up: starting 2 warm ranks"]
     old, said = get(ranks, OLD)
-    assert said == [f"set-up: 1 warm ranks of {OLD} import torch and deepspeed"]
+    assert said == [f"set-up: starting 1 warm rank of {OLD}"]
     assert (len(usual.channels), len(old.channels)) == (2, 1)
     assert (usual.log.name, old.log.name) == ("agents.log", "agents-deepspeed-0.18.0.log")
     assert get(ranks, None) == (usual, [])
@@ -480,7 +480,7 @@ def test_each_repeat_has_agents_of_its_own(ranks: WarmRanks, tmp_path: Path) -> 
     usual, _ = get(ranks, None)
     said: list[str] = []
     again = ranks.ready(None, 1, said.append)
-    assert said == ["set-up: 2 warm ranks for repeat 1 import torch and deepspeed"]
+    assert said == ["set-up: starting 2 warm ranks for repeat 1"]
     assert again is not None
     assert again is not usual
     assert not usual.are_idle()
@@ -528,10 +528,10 @@ def test_a_stack_without_agents_says_so_once_and_costs_the_others_nothing(broken
     said: list[str] = []
     assert broken.ready(OLD, 0, said.append) is None
     started, again, _, note = said
-    assert started == f"set-up: 1 warm ranks of {OLD} import torch and deepspeed"
+    assert started == f"set-up: starting 1 warm rank of {OLD}"
     ended = "the launch of warm ranks ended (exit status 5); see logs/agents-deepspeed-0.18.0"
     assert again == f"set-up: {ended}.log; trying once more"
-    assert note == f"note: no warm ranks: {ended}-2.log; every cell of {OLD} is a launch of its own"
+    assert note == f"note: no warm ranks of {OLD}: {ended}-2.log; each cell left is a launch of its own"
     assert broken.ready(OLD, 0, pytest.fail) is None
     assert processes(tmp_path) == []
     get(broken, None)
