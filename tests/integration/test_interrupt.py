@@ -52,7 +52,7 @@ def ranks(run):
 
 @pytest.mark.parametrize("isolation", PROCESSES)
 def test_kill_9_of_the_runner_loses_no_row_and_leaves_no_rank(scenario_file, isolation):
-    path = scenario_file({"strategy": ["z0", "z1", "z2"], "world_size": 2}, steps=200)
+    path = scenario_file({"strategy": ["z0", "z1", "z2"], "world_size": 2}, steps=60)
     run = path.parent / "runs" / path.stem
     runner = start(path, isolation)
     wait_for(lambda: len(list(run.glob("records/*.json"))) == 1 and len(ranks(run)) == PROCESSES[isolation])

@@ -11,6 +11,7 @@ from bench.environment import fingerprint
 from bench.launch.deepspeed import environment
 from bench.launch.extensions import folder
 from bench.models.catalog import load_config
+from bench.shared_memory import remove_buffers
 
 pytestmark = pytest.mark.ranks
 
@@ -69,6 +70,7 @@ def test_no_mode_hook_or_profiler_is_active_while_steps_are_timed(tmp_path, stra
     }  # fmt: skip
     argv = [sys.executable, tmp_path / "probe.py", tmp_path / "job.json", tmp_path / "seen.json"]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    remove_buffers(0)
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert len(seen["counting"]) == 5

@@ -11,6 +11,7 @@ from bench.environment import fingerprint
 from bench.launch.deepspeed import command, environment
 from bench.launch.extensions import folder as extensions_folder
 from bench.models.catalog import load_config
+from bench.shared_memory import remove_buffers
 from bench.validity.traffic import practice_volumes
 from bench.zero.practice import practice
 
@@ -103,6 +104,8 @@ def moved(tmp_path_factory):
     stack = fingerprint()["stack"]
     env = environment("cpu", extensions_folder({name: stack[name] for name in ("python", "torch", "deepspeed")}))
     done = subprocess.run(argv, env=env, timeout=1200, capture_output=True, text=True)
+    (port,) = [part.removeprefix("--master_port=") for part in argv if part.startswith("--master_port=")]
+    remove_buffers(port)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     found = json.loads((folder / "moved.json").read_text())
     return dict(zip(CELLS, zip(cells, found, strict=True), strict=True))
