@@ -1,6 +1,6 @@
 """The reference runs that a matrix needs: one per model, data and global batch, made once, before the cells.
 
-A reference costs a training run of a few steps in one process; all that are missing share one process.
+A reference costs a training run of a few steps; all that are missing share one process.
 RUN/references/<key>.json holds what bench.worker.reference found, or why there is nothing.
 """
 

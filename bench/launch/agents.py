@@ -180,8 +180,7 @@ def fork(
 
     ``work`` and ``on_tick`` as in `bench.launch.deepspeed.launch`. When one rank fails, its peers have 2 s for their
     last words. ``agents.lost`` is set when an agent goes, which ends its launch, or does not answer for 20 s: no
-    other job can run in them. An exception in ``on_tick``
-    or in this process leaves the ranks to the end of `agents`.
+    other job can run in them. An exception in ``on_tick`` or in this process leaves the ranks to the end of `agents`.
     """
     agents.port = port = free_port()
     create(log).close()
