@@ -3,6 +3,7 @@
 import hashlib
 import json
 from fnmatch import fnmatchcase
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -15,6 +16,17 @@ from bench.scenario import Data, Dtype, Optimizer
 # must agree.
 SETTLING_STEPS = 3
 COUNTED_STEPS = 2
+
+
+class EmulatedRank(BaseModel):
+    """Which rank of the cell is emulated, and on what: ``gpu_memory_bytes`` is the target's, never the host's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int = 0
+    gpus_per_node: int = 8
+    gpu_memory_bytes: int = 80 * 2**30
+    accelerator_path: Literal["cuda-like", "cpu"] = "cuda-like"
 
 
 class Cell(BaseModel):
@@ -34,6 +46,8 @@ class Cell(BaseModel):
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     zero_optimization: dict[str, bool | int] = {}
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
+    emulation: EmulatedRank | None = None
     seed: int = 0
     warmup_steps: int = 3
     steps: int = 10
@@ -44,8 +58,20 @@ class Cell(BaseModel):
         return self.train_micro_batch_size_per_gpu * self.gradient_accumulation_steps * self.world_size
 
     @property
+    def provenance(self) -> Literal["measured", "emulated"]:
+        """Where its numbers come from."""
+        return "measured" if self.emulation is None else "emulated"
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of one launch: a rank each, or the one rank that is emulated."""
+        return self.world_size if self.emulation is None else 1
+
+    @property
     def total_steps(self) -> int:
-        """Optimizer steps of one launch: counting pass, warm-up and timed."""
+        """Optimizer steps of one launch: counting pass, warm-up and timed; an emulated one has the first alone."""
+        if self.emulation is not None:
+            return SETTLING_STEPS + COUNTED_STEPS
         return SETTLING_STEPS + COUNTED_STEPS + self.warmup_steps + self.steps
 
     @property
@@ -65,7 +91,10 @@ class Cell(BaseModel):
             f"s{self.seq_length}",
             self.dtype,
         ]
-        return "/".join(parts) + ("/ckpt" if self.activation_checkpointing else "")
+        parts += ["ckpt"] if self.activation_checkpointing else []
+        if self.emulation is not None:
+            parts += ["emulated"] + ([f"rank{self.emulation.rank}"] if self.emulation.rank else [])
+        return "/".join(parts)
 
     @property
     def cell_id(self) -> str:

@@ -29,6 +29,8 @@ ASSUMED_OUTSIDE_S = {"fork": 2.0, "process": 25.0}
 ASSUMED_TFLOPS = {"cpu": 0.01, "cuda": 50.0}
 # A step of a model whose FLOPs no formula gives.
 ASSUMED_STEP_S = 1.0
+# A cell that is emulated: from a second for a small model to a minute for 70B parameters on 1024 ranks.
+ASSUMED_EMULATED_S = 10.0
 # Of a store the newest rows, about 0.2 ms each, more with more ranks.
 _READ_AT_MOST = 2000
 
@@ -37,7 +39,7 @@ _READ_AT_MOST = 2000
 class Launched:
     """What a completed launch tells of later ones: seconds in all, and in the steps of counting and timed pass.
 
-    ``versions`` are those that its ranks imported. ``counted_step``: an instrumented step costs that many plain ones.
+    ``versions`` are those that its ranks imported. An ``emulated`` one has no timed pass. ``counted_step``: an instrumented step costs that many plain ones.
     """
 
     cell_id: str
@@ -47,8 +49,9 @@ class Launched:
     isolation: str
     wall_s: float
     steps_s: float
+    emulated: bool
     agents_start_s: float | None
-    step_s: float
+    step_s: float | None
     counted_step: float | None
     dtype: str
     tflops: float | None
@@ -66,6 +69,7 @@ class History:
     versions: dict[str, str]
     runs: dict[str, list[Launched]]
     outside_s: dict[str, float]
+    emulated_s: float | None
     agents_start_s: float | None
     tflops: dict[str, float]
     step_s: float | None
@@ -84,14 +88,20 @@ def _launched(text: str, device: str) -> Launched | None:
     """
     try:
         data = json.loads(text)
-        if data["status"] != "completed" or data["device"] != device or data["schema_version"] > SCHEMA_VERSION:
+        emulated = data.get("provenance") == "emulated"  # on any device
+        here = emulated or data["device"] == device
+        if data["status"] != "completed" or not here or data["schema_version"] > SCHEMA_VERSION:
             return None
         cell, launch, activity_s = Cell.model_construct(**data["cell"]), data["launch"], data.get("activity_s") or {}
-        wall_s, step_s = _positive(launch["wall_time_s"]), _positive(data["timing"]["step_time_s"])
-        if wall_s is None or step_s is None:
+        wall_s = _positive(launch["wall_time_s"])
+        step_s = None if emulated else _positive(data["timing"]["step_time_s"])
+        if wall_s is None or (step_s is None and not emulated):
             return None
         counting_s, timed_s = (_positive(activity_s.get(name)) for name in ("counting pass", "timed pass"))
-        steps_s = cell.total_steps * step_s if counting_s is None or timed_s is None else counting_s + timed_s
+        if emulated:
+            steps_s = counting_s or 0.0
+        else:
+            steps_s = cell.total_steps * step_s if counting_s is None or timed_s is None else counting_s + timed_s
         return Launched(
             cell_id=str(data["cell_id"]),
             requested_stack=data.get("requested_stack"),
@@ -100,9 +110,10 @@ def _launched(text: str, device: str) -> Launched | None:
             isolation=str(launch.get("isolation", "process")),
             wall_s=wall_s,
             steps_s=steps_s,
+            emulated=emulated,
             agents_start_s=_positive(launch.get("agents_start_s")),
             step_s=step_s,
-            counted_step=None if counting_s is None else counting_s / (SETTLING_STEPS + COUNTED_STEPS) / step_s,
+            counted_step=None if counting_s is None or step_s is None else counting_s / (SETTLING_STEPS + COUNTED_STEPS) / step_s,
             dtype=str(cell.dtype),
             tflops=_positive((data.get("throughput") or {}).get("tflops_per_gpu")),
         )
@@ -149,7 +160,8 @@ def history(results: Path, device: str) -> History:
         device=device,
         versions={"python": platform.python_version(), **installed()},
         runs=runs,
-        outside_s=_medians((each.isolation, max(0.0, each.wall_s - each.steps_s)) for each in found),
+        outside_s=_medians((each.isolation, max(0.0, each.wall_s - each.steps_s)) for each in found if not each.emulated),
+        emulated_s=_median(each.steps_s for each in found if each.emulated),
         agents_start_s=_median(each.agents_start_s for each in found),
         tflops=_medians((each.dtype, each.tflops) for each in found),
         step_s=_median(each.step_s for each in found),
@@ -196,6 +208,8 @@ def seconds(planned: PlannedCell, known: History, isolation: str = "fork") -> fl
     if run is not None:
         return run.wall_s if run.isolation == isolation else run.steps_s + _outside_s(known, isolation)
     cell = planned.cell
+    if cell.emulation is not None:
+        return _outside_s(known, isolation) + (ASSUMED_EMULATED_S if known.emulated_s is None else known.emulated_s)
     counting = (SETTLING_STEPS + COUNTED_STEPS) * (known.counted_step or 1.0)
     step_s = _step_s(cell, planned.config, cell.world_size, known)
     return _outside_s(known, isolation) + (counting + cell.warmup_steps + cell.steps) * step_s

@@ -38,7 +38,7 @@ def _needs(cells: Iterable[PlannedCell]) -> dict[str | None, _Need]:
     needs: dict[str | None, _Need] = {}
     for planned in cells:
         need = needs.setdefault(planned.stack, _Need())
-        need.world_size = max(need.world_size, planned.cell.world_size)
+        need.world_size = max(need.world_size, planned.cell.num_processes)
         if (kind := planned.config.get("model_type")) and kind not in need.model_types:
             need.model_types.append(kind)
     return needs

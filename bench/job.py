@@ -63,6 +63,7 @@ def measure(
             "model_config": job.planned.config,
             "corpus": job.planned.corpus,
             "device": device,
+            "trace": str(run / "traces" / f"{job.name}.json.gz"),
         },
     )
     started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -73,15 +74,15 @@ def measure(
             agents,
             _WORKER,
             path,
-            cell.world_size,
+            cell.num_processes,
             log=log,
             timeout_s=timeout_s,
-            variables=visible_devices(device, cell.world_size),
+            variables=visible_devices(device, cell.num_processes),
             work=work,
             on_tick=on_tick,
         )
     else:
-        argv = deepspeed.command(cell.world_size, device, path, host.python)
+        argv = deepspeed.command(cell.num_processes, device, path, host.python)
         with loading_ops(device, host, say, on_tick):
             ended = deepspeed.launch(
                 argv,

@@ -72,7 +72,7 @@ def status_of(kind: str, message: str) -> Status:
         return "oom"
     if name in _BUILD_TYPES or _BUILD.search(message):
         return "build_error"
-    if name == "UnsupportedError":
+    if name in ("UnsupportedError", "NotEmulatedError"):
         return "unsupported"
     if name == "DeepSpeedConfigError":
         return "config_error"

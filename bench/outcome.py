@@ -17,6 +17,7 @@ from bench.plan import PlannedCell
 from bench.record import (
     Collective,
     Comm,
+    Emulation,
     Launch,
     Memory,
     RankMemory,
@@ -30,6 +31,7 @@ from bench.record import (
 )
 from bench.status import judge_launch
 from bench.validity.cores import oversubscribed
+from bench.validity.emulated import EMULATED, NOT_KNOWN, examine_emulated
 from bench.validity.examine import Evidence, examine
 from bench.validity.ranks import clock
 from bench.zero.memory import predict
@@ -93,13 +95,13 @@ def _rank_memory(planned: PlannedCell, rank: int, found: dict[str, Any]) -> Rank
 
 
 def _memory(kind: str, planned: PlannedCell, ranks: list[dict[str, Any]]) -> Memory:
-    memories = [_rank_memory(planned, number, rank["memory"]) for number, rank in enumerate(ranks)]
+    memories = [_rank_memory(planned, rank["rank"], rank["memory"]) for rank in ranks]
     peaks = [memory.peak_allocated_bytes for memory in memories]
     return Memory(
         kind=kind,
         ranks=memories,
         peak_allocated_bytes=max(peaks),
-        peak_allocated_rank=peaks.index(max(peaks)),
+        peak_allocated_rank=ranks[peaks.index(max(peaks))]["rank"],
         peak_allocated_min_bytes=min(peaks),
     )
 
@@ -162,13 +164,51 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
         status=status,
         reason=reason,
         requested_stack=planned.stack,
-        device=device,
+        provenance=cell.provenance,
+        device=device if cell.emulation is None else EMULATED,
         theory=params
         and Theory(
             model_state_bytes=model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype),
             comm_wire_bytes_per_step=wire_bytes_per_step(params.total, cell.strategy, cell.world_size, cell.dtype),
         ),
     )
+
+
+def _counted(planned: PlannedCell, result: dict[str, Any]) -> dict[str, Any]:
+    """Return what the counting pass found, as it stands in measured and emulated records alike."""
+    cell, ranks = planned.cell, result["ranks"]
+    practices = holds_for(result["stack"], cell.strategy)
+    return {
+        "num_params": result["num_params"],
+        "shards": [Shards.model_validate(rank["shards"]) for rank in ranks],
+        "stack": result["stack"],
+        "num_threads": result["num_threads"],
+        "memory": _memory(result["memory_kind"], planned, ranks),
+        "comm": comm([rank["collectives"] for rank in ranks], all(rank["steady"] for rank in ranks), result["backend"]),
+        "practice": practice(cell, planned.config, result["backend"]) if practices else None,
+        "skipped_steps": result["skipped_steps"],
+        "activity_s": result["activity_s"],
+    }
+
+
+def _emulated(planned: PlannedCell, result: dict[str, Any], trace: str) -> dict[str, Any]:
+    target, found, counted = planned.cell.emulation, result["emulated"], _counted(planned, result)
+    assert target is not None
+    findings = examine_emulated(planned, result, counted["comm"], counted["practice"], counted["memory"])
+    return counted | {
+        "validity": verdict(findings),
+        "findings": findings,
+        "device_name": f"a GPU of {target.gpu_memory_bytes / 2**30:g} GiB, {target.accelerator_path} path",
+        "effective": result["effective"],
+        "emulation": Emulation(
+            fits=found["allocator"]["out_of_memory_bytes"] is None,
+            allocator=found["allocator"],
+            guesses=found["guesses"],
+            flops_per_step=found["flops_per_step"],
+            trace=trace,
+            not_known=NOT_KNOWN,
+        ),
+    }
 
 
 def _text(log: Path) -> str:
@@ -206,7 +246,7 @@ def outcome(
         log=text,
         stacks=stacks,
         oom_kills=oom_kills,
-        world_size=cell.world_size,
+        world_size=cell.num_processes,
         device=device,
     )
     record = _blank(planned, repeat, device, status, reason)
@@ -216,34 +256,28 @@ def outcome(
     if status != "completed":
         return record
     result = json.loads((work / "result.json").read_text())
+    if cell.emulation is not None:
+        return record.model_copy(update=_emulated(planned, result, f"traces/{log.stem}.json.gz"))
     ranks = result["ranks"]
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, result, device, num_cores)
-    counted = comm([rank["collectives"] for rank in ranks], all(rank["steady"] for rank in ranks), result["backend"])
-    expected = practice(cell, planned.config, result["backend"]) if holds_for(result["stack"], cell.strategy) else None
-    memory = _memory(result["memory_kind"], planned, ranks)
-    evidence = Evidence(losses, references, comm=counted, practice=expected, memory=memory, log=text)
+    counted = _counted(planned, result)
+    evidence = Evidence(
+        losses, references, comm=counted["comm"], practice=counted["practice"], memory=counted["memory"], log=text
+    )
     compared, findings = examine(planned, result, evidence)
     return record.model_copy(
-        update={
-            "num_params": result["num_params"],
+        update=counted
+        | {
             "validity": verdict(findings),
             "findings": findings,
             "parity": compared,
-            "shards": [Shards.model_validate(rank["shards"]) for rank in ranks],
             "device_name": result["device_name"],
-            "stack": result["stack"],
-            "num_threads": result["num_threads"],
             "effective": result["effective"] | {"node_of_rank": [rank["node"] for rank in ranks]},
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
-            "memory": memory,
-            "comm": counted,
-            "practice": expected,
             "losses": losses,
-            "skipped_steps": result["skipped_steps"],
-            "activity_s": result["activity_s"],
             # Stage 3 alone records an order of modules, and bench.zero.ds_config has it say when it drops that.
             "trace_invalidations": trace_invalidations(text) if cell.strategy == "z3" else None,
         }

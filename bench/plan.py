@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from bench.cell import Cell
+from bench.cell import Cell, EmulatedRank
 from bench.corpus import digest
 from bench.errors import ScenarioError
-from bench.models.catalog import load_config
+from bench.hardware import memory_gib
+from bench.models.catalog import has_experts, load_config
 from bench.models.counts import ParamCount, count_params
 from bench.scenario import Rule, Scenario, load_scenario
 from bench.stacks import INSTALLED
@@ -106,10 +107,39 @@ def _points(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield from _product(axes | rule.axes())
 
 
-def _cell(scenario: Scenario, point: dict[str, Any]) -> tuple[Cell, str | None]:
-    """Settle the batch triple of one point; the reason is set when it cannot hold."""
+def _is_emulated(mode: str, settings: dict[str, Any], resources: Resources) -> bool:
+    beyond = settings["world_size"] > resources.slots or settings["num_nodes"] > 1
+    return mode == "emulated" or (mode == "auto" and beyond)
+
+
+def _emulated(scenario: Scenario, settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return the settings that a cell has because it is emulated; the reason is set when they cannot hold."""
+    asked, world_size = scenario.emulation, settings["world_size"]
+    names = {"first": 0, "middle": world_size // 2, "last": world_size - 1}
+    rank = asked.rank if isinstance(asked.rank, int) else names[asked.rank]
+    gib = asked.gpu_memory_gib or memory_gib(asked.gpu) or 0.0
+    num_nodes = -(-world_size // asked.gpus_per_node)
+    reason = None
+    if rank >= world_size:
+        reason = f"emulation.rank {rank}: the last of world_size {world_size} is {world_size - 1}"
+    elif settings["num_nodes"] not in (1, num_nodes):
+        reason = f"num_nodes {settings['num_nodes']}: emulation.gpus_per_node {asked.gpus_per_node} makes it {num_nodes}"
+    emulation = EmulatedRank(
+        rank=rank,
+        gpus_per_node=asked.gpus_per_node,
+        gpu_memory_bytes=int(gib * 2**30),
+        accelerator_path=asked.accelerator_path,
+    )
+    return {"num_nodes": num_nodes, "emulation": emulation}, reason
+
+
+def _cell(
+    scenario: Scenario, point: dict[str, Any], config: dict[str, Any], resources: Resources
+) -> tuple[Cell, str | None]:
+    """Settle the batch triple and the mode of one point; the reason is set when it cannot hold."""
     settings = dict(point)
     del settings["stack"]
+    mode = settings.pop("mode")
     total = settings.pop("train_batch_size")
     steps = settings["gradient_accumulation_steps"]
     micro = settings["train_micro_batch_size_per_gpu"] * settings["world_size"]
@@ -123,14 +153,19 @@ def _cell(scenario: Scenario, point: dict[str, Any]) -> tuple[Cell, str | None]:
         )
     settings["gradient_accumulation_steps"] = _settled(point)["gradient_accumulation_steps"]
     keys = zero_keys(settings["strategy"])
+    if _is_emulated(mode, settings, resources):
+        emulated, impossible = _emulated(scenario, settings)
+        settings |= emulated
+        reason = reason or impossible
+    else:
+        settings |= {"warmup_steps": scenario.warmup_steps, "steps": scenario.steps}
     cell = Cell(
         **settings,
         data=scenario.data,
         optimizer=scenario.optimizer,
         zero_optimization={k: v for k, v in sorted(scenario.zero_optimization.items()) if k in keys},
+        experts_implementation=scenario.experts_implementation if has_experts(config) else None,
         seed=scenario.seed,
-        warmup_steps=scenario.warmup_steps,
-        steps=scenario.steps,
     )
     return cell, reason
 
@@ -139,14 +174,19 @@ def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resou
     longest = config.get("max_position_embeddings") or config.get("n_positions")
     if isinstance(longest, int) and cell.seq_length > longest:
         return f"seq_length {cell.seq_length} is above the {longest} positions of {cell.model}"
+    vocabulary = config.get("vocab_size")
+    if cell.data.kind == "text" and isinstance(vocabulary, int) and vocabulary < 256:
+        return f"data.kind text needs a vocabulary of 256 bytes, {cell.model_name} has {vocabulary}"
+    if cell.emulation is not None:  # needs neither slots nor memory
+        return None
     if cell.num_nodes > 1:
         return f"num_nodes {cell.num_nodes}: this release launches on one node only"
     if cell.world_size > resources.slots:
         remedy = f" (--cpu-slots {cell.world_size})" if resources.device == "cpu" else ""
-        return f"world_size {cell.world_size} is above the {resources.slots} {resources.device} slots here{remedy}"
-    vocabulary = config.get("vocab_size")
-    if cell.data.kind == "text" and isinstance(vocabulary, int) and vocabulary < 256:
-        return f"data.kind text needs a vocabulary of 256 bytes, {cell.model_name} has {vocabulary}"
+        return (
+            f"world_size {cell.world_size} is above the {resources.slots} {resources.device} slots here{remedy}; "
+            "mode: auto emulates it"
+        )
     if states is not None:
         needed = states * (cell.world_size if resources.shared else 1)
         if needed > resources.memory_bytes:
@@ -174,10 +214,10 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     planned: dict[tuple[str, str | None], PlannedCell] = {}
     configs: dict[str, tuple[dict[str, Any], ParamCount | None]] = {}
     for point in _points(scenario):
-        cell, reason = _cell(scenario, point)
-        if cell.model not in configs:
-            configs[cell.model] = _config(cell.model)
-        config, params = configs[cell.model]
+        if point["model"] not in configs:
+            configs[point["model"]] = _config(point["model"])
+        config, params = configs[point["model"]]
+        cell, reason = _cell(scenario, point, config, resources)
         states = None
         if params is not None:
             states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)

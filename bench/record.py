@@ -142,7 +142,7 @@ class Parity(_Model):
 
 
 class Memory(_Model):
-    """Memory per rank, in rank order. ``kind`` says what was counted."""
+    """Memory per rank, in rank order; of an emulated cell, of the emulated rank alone. ``kind``: what was counted."""
 
     kind: str
     ranks: list[RankMemory]
@@ -152,7 +152,7 @@ class Memory(_Model):
 
 
 class Collective(_Model):
-    """Equal collectives of one optimizer step on rank 0; bytes are those of the larger side of one of them."""
+    """Equal collectives of one optimizer step on rank 0, or on the emulated rank; bytes are those of the larger side of one of them."""
 
     phase: str
     op: str
@@ -242,6 +242,46 @@ class Failure(_Model):
     requested_bytes: int | None = None
 
 
+class AllocatorModel(_Model):
+    """Modelled, not counted: what PyTorch's CUDA caching allocator would make of the storages of an emulated rank.
+
+    Peaks are those of the last counted step. ``peak_allocated_bytes`` differs from the exact figure by the rounding of
+    blocks. ``num_alloc_retries``: how often, since the process began, it gave its cache back because the device was full;
+    ``out_of_memory_bytes``: the first request that even then did not fit, ``None`` if all did.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    num_alloc_retries: int
+    out_of_memory_bytes: int | None
+
+
+class Guess(_Model):
+    """A value that depends on content which an emulated rank has not, and that the program read ``count`` times.
+
+    ``reader``: the function that read it; ``origin``: the operator it came from; ``value``: the first that was given.
+    """
+
+    reader: str
+    origin: str
+    value: str
+    count: int
+
+
+class Emulation(_Model):
+    """What an emulated row has to say of itself. ``fits``: whether the modelled allocator found room for everything.
+
+    ``trace``: the file of the last counted step's operators and collectives; ``not_known``: what emulation cannot see.
+    """
+
+    fits: bool
+    allocator: AllocatorModel
+    guesses: list[Guess]
+    flops_per_step: int
+    trace: str
+    not_known: list[str]
+
+
 class Record(_Model):
     """One row. Metrics are ``None`` unless ``status`` is ``completed``; ``reason`` is set when it is not.
 
@@ -255,7 +295,7 @@ class Record(_Model):
     cell: Cell
     train_batch_size: int
     num_params: int | None
-    provenance: Literal["measured"] = "measured"
+    provenance: Literal["measured", "emulated"] = "measured"
     status: Status
     reason: str | None = None
     validity: Validity = "unchecked"
@@ -278,6 +318,7 @@ class Record(_Model):
     skipped_steps: int | None = None
     trace_invalidations: int | None = None
     activity_s: dict[str, float] = {}
+    emulation: Emulation | None = None
     failure: Failure | None = None
     launch: Launch | None = None
 

@@ -27,7 +27,12 @@ _SERIES = ("losses", "grad_norms", "applied_grad_norms")
 
 
 def idle_steps(cell: Cell) -> tuple[int, ...]:
-    """Return the numbers of idle optimizer steps for which ``cell`` may need a reference (docs/metrics.md, z0)."""
+    """Return the numbers of idle optimizer steps for which ``cell`` may need a reference (docs/metrics.md, z0).
+
+    An emulated one computes no loss that a reference could be held against.
+    """
+    if cell.emulation is not None:
+        return ()
     return (0, 1) if cell.strategy == "z0" and cell.dtype != "fp32" else (0,)
 
 

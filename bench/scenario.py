@@ -19,6 +19,7 @@ from pydantic import (
 
 from bench import stacks
 from bench.errors import ScenarioError, nearest
+from bench.hardware import gpu_names, memory_gib
 from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3
 
 ZERO_KEYS = ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3
@@ -86,6 +87,8 @@ ZeroOptimization = Annotated[dict[str, bool | int], BeforeValidator(_known_zero_
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
 SeqLength = Annotated[int, Field(ge=2)]  # a sequence of one token has no next token to predict
+# auto: measured where this machine has the slots, emulated beyond them.
+Mode = Literal["measured", "emulated", "auto"]
 
 
 class Matrix(_Model):
@@ -102,6 +105,7 @@ class Matrix(_Model):
     dtype: Axis[Dtype] = ("bf16",)
     activation_checkpointing: Axis[bool] = (False,)
     stack: Axis[Stack] | None = None  # the releases that ranks run with; of no cell's id
+    mode: Axis[Mode] = ("measured",)
 
 
 class Rule(_Model):
@@ -118,6 +122,7 @@ class Rule(_Model):
     dtype: Axis[Dtype] | None = None
     activation_checkpointing: Axis[bool] | None = None
     stack: Axis[Stack] | None = None
+    mode: Axis[Mode] | None = None
 
     @model_validator(mode="after")
     def _not_empty(self) -> "Rule":
@@ -148,12 +153,34 @@ class Data(_Model):
 
 
 class Optimizer(_Model):
-    """torch.optim.AdamW, its for-loop form (``foreach=False``), the same in every strategy."""
+    """torch.optim.AdamW, the same in every strategy; ``implementation`` is one of the three that PyTorch has of it."""
 
     name: Literal["AdamW"] = "AdamW"
+    implementation: Literal["for-loop", "foreach", "fused"] = "for-loop"
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     gradient_clipping: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+
+
+def _known_gpu(name: Any) -> Any:
+    if not isinstance(name, str) or memory_gib(name) is None:
+        hint = nearest(name, gpu_names()) if isinstance(name, str) else ""
+        raise ValueError(f"unknown GPU {_shown(name)}{hint}; valid: {', '.join(gpu_names())}")
+    return name
+
+
+class Emulation(_Model):
+    """What emulated cells emulate. Which rank: a number, or ``first``, ``middle``, ``last`` of each world size.
+
+    ``gpu`` is a name of the catalog (bench/hardware/gpus.yaml), for its memory; ``gpu_memory_gib`` overrides that.
+    ``accelerator_path``: whose answers DeepSpeed gets when it asks its accelerator, a CUDA device's or a CPU's.
+    """
+
+    rank: Annotated[int, Field(ge=0)] | Literal["first", "middle", "last"] = "first"
+    gpu: Annotated[str, BeforeValidator(_known_gpu)] = "H100 SXM"
+    gpu_memory_gib: Annotated[PositiveFloat, Field(allow_inf_nan=False)] | None = None
+    gpus_per_node: PositiveInt = 8
+    accelerator_path: Literal["cuda-like", "cpu"] = "cuda-like"
 
 
 class Scenario(_Model):
@@ -167,6 +194,8 @@ class Scenario(_Model):
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     zero_optimization: ZeroOptimization = Field(default={}, validate_default=False)
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
+    emulation: Emulation = Emulation()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_steps: PositiveInt = 3
     steps: PositiveInt = 10
@@ -213,6 +242,13 @@ _EXPECTED = {
 }
 
 
+# The words that a literal can be, to name the one that was meant.
+_WORDS = (
+    *("fp32", "bf16", "fp16", "synthetic", "text", "AdamW", "for-loop", "foreach", "fused", "eager", "batched_mm"),
+    *("grouped_mm", "measured", "emulated", "auto", "first", "middle", "last", "cuda-like", "cpu"),
+)
+
+
 def _describe(error: Any) -> str:
     """Put one pydantic error in words: the dotted key, what is wrong, and the nearest valid key."""
     steps = list(error["loc"])
@@ -224,6 +260,7 @@ def _describe(error: Any) -> str:
             "include": Rule,
             "data": Data,
             "optimizer": Optimizer,
+            "emulation": Emulation,
         }
         fields = (owner[steps[0]] if len(steps) > 1 else Scenario).model_fields
         elsewhere = " (an axis: it belongs under 'matrix')" if len(steps) == 1 and key in Matrix.model_fields else ""
@@ -235,7 +272,7 @@ def _describe(error: Any) -> str:
     if isinstance(error["input"], str) and error["type"] in ("int_type", "float_type", "bool_type"):
         message += ", written without quotes"
     if error["type"] == "literal_error":
-        message += nearest(error["input"], ("fp32", "bf16", "fp16", "synthetic", "text", "AdamW"))
+        message += nearest(error["input"], _WORDS)
     given = "" if error["type"] == "value_error" else f" (got {_shown(error['input'])})"
     return f"'{key}': {message}{given}"
 

@@ -110,7 +110,7 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
         )
         shown = commands(cells, offer.device, python)
     else:
-        shown = [command(e.cell.world_size, offer.device, job(e), python(e.stack)) for e in cells]
+        shown = [command(e.cell.num_processes, offer.device, job(e), python(e.stack)) for e in cells]
     for argv in shown:
         console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""What is known of hardware: dense peaks, each with its source and date (gpus.yaml)."""
+"""What is known of hardware: dense peaks and memory, each with its source and date (gpus.yaml)."""
 
 import re
 from functools import cache
@@ -27,3 +27,19 @@ def peak_tflops(device_name: str, dtype: str) -> float | None:
             value = entry["dense_tflops"].get(dtype)
             return None if value is None else float(value)
     return None
+
+
+def _plain(name: str) -> str:
+    return " ".join(re.split(r"[^a-z0-9]+", name.lower())).strip()
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs whose memory is known."""
+    return [entry["name"] for entry in _catalog() if "memory_gib" in entry]
+
+
+def memory_gib(name: str) -> float | None:
+    """Return the nominal memory of the catalog's GPU ``name`` (``h100-sxm`` will do) in GiB; ``None`` if unknown."""
+    found = (entry for entry in _catalog() if _plain(entry["name"]) == _plain(name))
+    value = next(found, {}).get("memory_gib")
+    return None if value is None else float(value)

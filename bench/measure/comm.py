@@ -103,12 +103,19 @@ class CollectiveRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self.before(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See an operator that is about to run; the emulator calls this instead of being below this mode."""
         if func.namespace == "c10d":
-            self._record(func._schema.name.removeprefix("c10d::"), (*args, *(kwargs or {}).values()))
+            self._record(func._schema.name.removeprefix("c10d::"), (*args, *kwargs.values()))
         elif func.namespace == "_c10d_functional" and func._schema.name not in _NOT_COLLECTIVES:
             # torch's functional collectives do not pass c10d here; no wire model knows their names yet.
             self._record(func._schema.name.replace("_c10d_functional::", "functional."), args)
-        return func(*args, **(kwargs or {}))
+
+    def after(self, func: Any, result: Any) -> None:
+        """See what an operator returned: nothing to count."""
 
     def _record(self, name: str, args: tuple[Any, ...]) -> None:
         op = _NAMES.get(name, name)

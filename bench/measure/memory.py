@@ -58,7 +58,7 @@ class StorageMeter(TorchDispatchMode):
 
     ``place`` says where the program is, as ``(phase, module)``; every birth keeps it. ``watch`` is called with
     the name and the arguments of each ``c10d`` operator before it runs. Between ``begin_log`` and ``end_log``
-    every birth, resize and release is logged.
+    every birth, resize and release is logged. ``allocator`` is told every one, as ``(storage, bytes)``; 0 is a release.
     """
 
     kind = "live tensor storages"
@@ -70,6 +70,7 @@ class StorageMeter(TorchDispatchMode):
         self._births: dict[int, Birth] = {}
         self._sizes: dict[int, int] = {}
         self._refs: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.allocator: Callable[[int, int], None] | None = None
         self._log: StorageLog | None = None
         self._handed = False
         self._born = 0
@@ -79,17 +80,26 @@ class StorageMeter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         collective = func.namespace == "c10d"
         if self._handed and not collective:
             time.sleep(_LET_GO_S)
         self._handed = collective
-        if self.watch is not None and collective:
+        self.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        self.after(func, result)
+        return result
+
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """See an operator that is about to run; the emulator calls this instead of being below this mode."""
+        if self.watch is not None and func.namespace == "c10d":
             self.watch(func._schema.name.removeprefix("c10d::"), args)
-        result = func(*args, **(kwargs or {}))
+
+    def after(self, func: Any, result: Any) -> None:
+        """See what an operator returned."""
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
                 self._see(leaf.untyped_storage(), func)
-        return result
 
     def _see(self, storage: torch.UntypedStorage, func: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
@@ -103,12 +113,16 @@ class StorageMeter(TorchDispatchMode):
         self._sizes[key] = size
         self._live += size - (known or 0)
         self._peak = max(self._peak, self._live)
+        if self.allocator is not None:
+            self.allocator(key, size)
         if self._log is not None:
             self._log.change(self._births[key], size)
 
     def _free(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         self._live -= self._sizes.pop(key)
         del self._refs[key]
+        if self.allocator is not None:
+            self.allocator(key, 0)
         birth = self._births.pop(key)
         if self._log is not None:
             self._log.change(birth, 0)

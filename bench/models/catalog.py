@@ -49,6 +49,11 @@ def load_config(model: str) -> dict[str, Any]:
     return _read(_download(model))
 
 
+def has_experts(config: dict[str, Any]) -> bool:
+    """Whether the model that ``config`` describes routes its tokens to experts, by the keys that transformers has."""
+    return any(key in config for key in ("num_local_experts", "num_experts", "n_routed_experts"))
+
+
 def content_key(model: str) -> str:
     """Return a text that is the same for the same model wherever its file lies.
 

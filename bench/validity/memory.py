@@ -19,10 +19,13 @@ def _differences(point: MemoryPoint) -> list[str]:
     return found
 
 
-def check(memory: Memory) -> list[Finding]:
-    """Return where the counted memory lacks or exceeds the model's states, and a peak that is not the highest."""
+def check(memory: Memory, first_rank: int = 0) -> list[Finding]:
+    """Return where the counted memory lacks or exceeds the model's states, and a peak that is not the highest.
+
+    ``first_rank``: the number of the first that ``memory`` holds.
+    """
     wrong = []
-    for number, rank in enumerate(memory.ranks):
+    for number, rank in enumerate(memory.ranks, first_rank):
         for point in rank.points:
             wrong += [f"rank {number} holds {text}" for text in _differences(point)]
             if point.point == "peak" and point.total_bytes != rank.peak_allocated_bytes:

@@ -22,8 +22,14 @@ def zero_config(cell: Cell) -> dict[str, Any] | None:
 
 def build_engine(cell: Cell, model: nn.Module) -> Any:
     """Wrap ``model`` so that ``engine(**batch)``, ``engine.backward(loss)`` and ``engine.step()`` train it."""
-    # One update code for all: the for-loop AdamW, which every device and wrapper accepts.
-    adamw = partial(torch.optim.AdamW, lr=cell.optimizer.lr, weight_decay=cell.optimizer.weight_decay, foreach=False)
+    # One update code for all strategies; the for-loop AdamW, which every device and wrapper accepts, unless asked.
+    adamw = partial(
+        torch.optim.AdamW,
+        lr=cell.optimizer.lr,
+        weight_decay=cell.optimizer.weight_decay,
+        foreach=cell.optimizer.implementation == "foreach",
+        fused=cell.optimizer.implementation == "fused",
+    )
     config = zero_config(cell)
     if config is None:
         return DDPEngine(

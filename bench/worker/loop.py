@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from bench.cell import COUNTED_STEPS, SETTLING_STEPS, Cell
 from bench.measure.clock import StepTimes, synchronize, timed_step
-from bench.measure.comm import Collective, CollectiveRecorder, nodes_of_ranks
+from bench.measure.comm import Collective, CollectiveRecorder
 from bench.measure.gradients import Applied, AppliedGradients
-from bench.measure.memory import MemoryMeter
 from bench.worker.composition import Composition
 from bench.worker.data import micro_batches
 from bench.worker.engine import gradient_signatures, inner_optimizer, replicated_grad_norm, reported_grad_norm
 from bench.worker.holdings import shards
+from bench.worker.rank import Rank
 
 
 def _no_phase(phase: str) -> None:
@@ -65,13 +65,13 @@ class Counted:
 class Loop:
     """Steps through the data in order, so that both passes continue one training run."""
 
-    def __init__(self, cell: Cell, engine: Any, vocab_size: int, device: torch.device) -> None:
-        self.cell, self.engine, self.vocab_size, self.device = cell, engine, vocab_size, device
+    def __init__(self, cell: Cell, engine: Any, vocab_size: int, rank: Rank) -> None:
+        self.cell, self.engine, self.vocab_size, self.rank = cell, engine, vocab_size, rank
         self.losses: list[float] = []
 
     def _batches(self) -> list[torch.Tensor]:
         batches = micro_batches(self.cell, self.vocab_size, len(self.losses), dist.get_rank())
-        return [batch.to(self.device) for batch in batches]
+        return [batch.to(self.rank.device) for batch in batches]
 
     def _look(self, counted: Counted, norms: list[float], backwards: list[str], phase: str) -> None:
         """At the end of the last backward of a step, note what the engine holds and what gradients it has."""
@@ -81,6 +81,8 @@ class Loop:
         if len(backwards) < self.cell.gradient_accumulation_steps:
             return
         counted.shards = shards(self.engine)
+        if self.cell.emulation is not None:  # there are no values to look at
+            return
         # Of the first step only: from the second on, rounding has made the weights differ.
         if not self.losses and self.cell.dtype != "fp16":
             counted.gradients = gradient_signatures(self.engine)
@@ -88,9 +90,9 @@ class Loop:
         if self.engine.optimizer is inner_optimizer(self.engine):
             norms.append(replicated_grad_norm(self.engine))
 
-    def counting_pass(self, meter: MemoryMeter, composition: Composition | None = None) -> Counted:
-        """Settle, then count two steps, which ``composition`` records. ``meter`` is already active and stays so."""
-        counted = Counted()
+    def counting_pass(self, composition: Composition | None = None) -> Counted:
+        """Settle, then count two steps, which ``composition`` records. The rank's meter is active."""
+        counted, meter = Counted(), self.rank.meter
         with AppliedGradients(inner_optimizer(self.engine)) as gradients:
             for _ in range(SETTLING_STEPS):
                 norms: list[float] = []
@@ -99,13 +101,14 @@ class Loop:
                 norm = reported_grad_norm(self.engine)
                 counted.grad_norms.append(norms[-1] if norm is None and norms else norm)
                 counted.applied.append(gradients.take())
-        nodes = nodes_of_ranks()
+        nodes = self.rank.nodes()
         previous: list[Collective] | None = None
         for _ in range(COUNTED_STEPS):
             batches = self._batches()
             meter.reset_peak()
+            recorder = CollectiveRecorder(nodes)
             with (
-                CollectiveRecorder(nodes) as recorder,
+                self.rank.counting(recorder),
                 composition.recording() if composition else contextlib.nullcontext(),
             ):
                 phases = [recorder.enter_phase] + ([composition.enter_phase] if composition else [])
@@ -130,9 +133,9 @@ class Loop:
             batches = self._batches()
             dist.barrier()  # outside the clock: all ranks start together
             began = time.monotonic()
-            with timed_step(times, self.device):
+            with timed_step(times, self.rank.device):
                 loss = train_step(self.engine, batches)
-            synchronize(self.device)  # finds nothing left to wait for, if the clock has waited
+            synchronize(self.rank.device)  # finds nothing left to wait for, if the clock has waited
             times.witness_s += time.monotonic() - began
             times.tokens.append(sum(batch.numel() for batch in batches))
             self.losses.append(loss)

@@ -46,57 +46,42 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     import transformers
-    from deepspeed.accelerator import get_accelerator
 
     from bench.cell import Cell
     from bench.corpus import check_unchanged
     from bench.environment import cpu_name
-    from bench.measure.memory import StorageMeter, host_peak_rss_bytes, memory_meter
+    from bench.measure.memory import StorageMeter, host_peak_rss_bytes
     from bench.worker.composition import Composition
     from bench.worker.effective import effective_settings
-    from bench.worker.engine import build_engine, optimizer_steps, zero_config
-    from bench.worker.failure import UnsupportedError
-    from bench.worker.holdings import fingerprint
+    from bench.worker.engine import build_engine, zero_config
     from bench.worker.loop import Loop
     from bench.worker.model import DTYPES, build_model, count_params
+    from bench.worker.rank import real_rank
 
     cell = Cell.model_validate(job["cell"])
     check_unchanged(cell.data.path, job.get("corpus"))
-    accelerator = get_accelerator()
-    if accelerator.device_name() != job["device"]:
-        raise UnsupportedError(
-            f"the plan found {job['device']}, DeepSpeed with torch {torch.__version__} uses {accelerator.device_name()}"
-        )
-    dtype = DTYPES[cell.dtype]
-    if dtype not in accelerator.supported_dtypes():
-        raise UnsupportedError(
-            f"DeepSpeed's {accelerator.device_name()} accelerator here does not support {cell.dtype}"
-        )
-
     now["joining the process group"] = time.monotonic()
-    backend = accelerator.communication_backend_name()
-    device = torch.device(accelerator.device_name(int(os.environ["LOCAL_RANK"])))
-    accelerator.set_device(int(os.environ["LOCAL_RANK"]))
-    config = zero_config(cell)
-    if config is None:
-        dist.init_process_group(backend)
-    else:
-        deepspeed.init_distributed(dist_backend=backend)
-    # All of them: a forked rank has inherited the state of those that no fork renews.
-    random.seed(cell.seed)
-    numpy.random.seed(cell.seed % 2**32)
-    torch.manual_seed(cell.seed)
-
     with contextlib.ExitStack() as instruments:
-        meter = memory_meter(device)
-        instruments.enter_context(meter)
+        if cell.emulation is None:
+            rank: Any = instruments.enter_context(real_rank(cell, job["device"]))
+        else:
+            from bench.emulate.rank import emulated_rank
+
+            rank = instruments.enter_context(emulated_rank(cell))
+        # All of them: a forked rank has inherited the state of those that no fork renews.
+        random.seed(cell.seed)
+        numpy.random.seed(cell.seed % 2**32)
+        torch.manual_seed(cell.seed)
+        meter = rank.meter
+        config = zero_config(cell)
         now["building the model"] = time.monotonic()
         model = build_model(
             job["model_config"],
-            dtype=dtype,
-            device=device,
+            dtype=DTYPES[cell.dtype],
+            device=rank.device,
             seed=cell.seed,
             activation_checkpointing=cell.activation_checkpointing,
+            experts_implementation=cell.experts_implementation,
             zero3_config=config if config and config["zero_optimization"]["stage"] == 3 else None,
         )
         num_params = count_params(model)
@@ -107,48 +92,14 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
         # The storages that CUDA's allocator counts are not known one by one.
         composition = Composition(engine, meter) if isinstance(meter, StorageMeter) else None
         now["counting pass"] = time.monotonic()
-        loop = Loop(cell, engine, model.config.get_text_config().vocab_size, device)
-        counted = loop.counting_pass(meter, composition)
-    now["timed pass"] = time.monotonic()
-    times = loop.timed_pass()
-
-    now["gathering the results"] = time.monotonic()
-    mine = {
-        "rank": dist.get_rank(),
-        "pid": os.getpid(),
-        "node": int(os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or 0),
-        "optimizer_steps": optimizer_steps(engine) - effective["optimizer_steps_at_start"],
-        "grad_norms": counted.grad_norms,
-        "gradients": counted.gradients,
-        "applied": [dataclasses.asdict(seen) for seen in counted.applied],
-        "skipped_in_counting": counted.skipped_steps,
-        "skipped_in_timing": times.skipped_steps,
-        "tokens_per_step": times.tokens,
-        "fingerprint": fingerprint(engine),
-        "memory": {
-            "init_peak_bytes": init_peak_bytes,
-            "steady_bytes": counted.steady_bytes,
-            "peak_allocated_bytes": counted.peak_allocated_bytes,
-            "peak_reserved_bytes": counted.peak_reserved_bytes,
-            "host_peak_rss_bytes": host_peak_rss_bytes(),
-            "points": composition.points() if composition else [],
-        },
-        "shards": counted.shards,
-        "collectives": _merged(counted.collectives),
-        "steady": counted.steady,
-        "step_times_s": times.wall_s,
-        "step_thread_cpu_s": times.thread_cpu_s,
-        "witness_s": times.witness_s,
-        "losses": loop.losses,
-    }
-    ranks: list[Any] = [None] * cell.world_size
-    dist.all_gather_object(ranks, mine)
+        loop = Loop(cell, engine, model.config.get_text_config().vocab_size, rank)
+        counted = loop.counting_pass(composition)
     result = {
         "num_params": num_params,
         "num_tensors": sum(1 for _ in model.parameters()),
         "tensor_names": [name for name, _ in model.named_parameters()],
-        "device_name": torch.cuda.get_device_name() if device.type == "cuda" else cpu_name(),
-        "backend": dist.get_backend(),
+        "device_name": torch.cuda.get_device_name() if rank.device.type == "cuda" else cpu_name(),
+        "backend": rank.backend,
         "stack": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -161,12 +112,61 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
         "effective": effective,
         "skipped_steps": int(engine.skipped_steps),
         "memory_kind": meter.kind,
-        "activity_s": _spent(now),
-        "ranks": ranks,
     }
-    dist.barrier()
+    mine = {
+        "rank": dist.get_rank(),
+        "shards": counted.shards,
+        "collectives": _merged(counted.collectives),
+        "steady": counted.steady,
+        "memory": {
+            "init_peak_bytes": init_peak_bytes,
+            "steady_bytes": counted.steady_bytes,
+            "peak_allocated_bytes": counted.peak_allocated_bytes,
+            "peak_reserved_bytes": counted.peak_reserved_bytes,
+            "host_peak_rss_bytes": host_peak_rss_bytes(),
+            "points": composition.points() if composition else [],
+        },
+    }
+    if cell.emulation is not None:
+        result |= {"ranks": [mine], "emulated": rank.found(Path(job["trace"]))}
+    else:
+        result["ranks"] = _timed(cell, engine, loop, counted, mine, effective, now)
     _KEPT.append(engine)
-    return result
+    return result | {"activity_s": _spent(now)}
+
+
+def _timed(
+    cell: Any, engine: Any, loop: Any, counted: Any, mine: dict[str, Any], effective: dict[str, Any], now: Any
+) -> list[dict[str, Any]]:
+    """Run the timed pass; return what every rank found in both, by rank. All ranks must call it."""
+    import torch.distributed as dist
+
+    from bench.worker.engine import optimizer_steps
+    from bench.worker.holdings import fingerprint
+
+    now["timed pass"] = time.monotonic()
+    times = loop.timed_pass()
+    now["gathering the results"] = time.monotonic()
+    mine |= {
+        "pid": os.getpid(),
+        "node": int(os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or 0),
+        "optimizer_steps": optimizer_steps(engine) - effective["optimizer_steps_at_start"],
+        "grad_norms": counted.grad_norms,
+        "gradients": counted.gradients,
+        "applied": [dataclasses.asdict(seen) for seen in counted.applied],
+        "skipped_in_counting": counted.skipped_steps,
+        "skipped_in_timing": times.skipped_steps,
+        "tokens_per_step": times.tokens,
+        "fingerprint": fingerprint(engine),
+        "step_times_s": times.wall_s,
+        "step_thread_cpu_s": times.thread_cpu_s,
+        "witness_s": times.witness_s,
+        "losses": loop.losses,
+    }
+    ranks: list[Any] = [None] * cell.world_size
+    dist.all_gather_object(ranks, mine)
+    dist.barrier()
+    return ranks
 
 
 def main(job_path: Path) -> None:

@@ -17,6 +17,7 @@ def build_model(
     device: torch.device,
     seed: int,
     activation_checkpointing: bool,
+    experts_implementation: str | None = None,
     zero3_config: dict[str, Any] | None,
 ) -> PreTrainedModel:
     """Build the causal language model that ``config`` (the content of a ``config.json``) describes.
@@ -29,7 +30,12 @@ def build_model(
     model_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model_config.use_cache = False
     with _partitioned(zero3_config):
-        model = AutoModelForCausalLM.from_config(model_config, dtype=dtype, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_config(
+            model_config,
+            dtype=dtype,
+            trust_remote_code=False,
+            **({"experts_implementation": experts_implementation} if experts_implementation else {}),
+        )
     if not zero3_config:
         model.to(device)
     # DeepSpeed casts a whole module, buffers too, at stages 0 to 2 and none of them at stage 3.

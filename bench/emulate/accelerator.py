@@ -1,0 +1,126 @@
+"""What DeepSpeed is told about the device: the target GPU's answers, never those of the host that emulates it.
+
+DeepSpeed asks its accelerator how to behave: whether work is asynchronous, whether memory must be guarded, how much of
+it there is. ``cuda-like`` answers as DeepSpeed's CUDA accelerator does, ``cpu`` as its CPU accelerator does;
+docs/emulation.md lists where the two differ. Tensors are on ``cpu`` either way, and memory is that of the target.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+
+class TargetAccelerator(CPU_Accelerator):  # type: ignore[misc]
+    """DeepSpeed's CPU path on a device with ``capacity_bytes`` of memory, of which ``allocated`` tells what is used."""
+
+    def __init__(self, capacity_bytes: int, allocated: Callable[[], int]) -> None:
+        super().__init__()
+        self._capacity_bytes = capacity_bytes
+        self._allocated = allocated
+
+    def memory_allocated(self, device_index: int | None = None) -> int:
+        return self._allocated()
+
+    max_memory_allocated = memory_cached = max_memory_cached = memory_allocated
+    memory_reserved = max_memory_reserved = memory_allocated
+
+    def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
+        used = self._allocated()
+        return {"allocated_bytes.all.current": used, "allocated_bytes.all.peak": used, "num_alloc_retries": 0}
+
+    def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
+        pass
+
+    reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
+
+    def total_memory(self, device_index: int | None = None) -> int:
+        return self._capacity_bytes
+
+    def available_memory(self, device_index: int | None = None) -> int:
+        return max(0, self._capacity_bytes - self._allocated())
+
+    def create_op_builder(self, op_name: str) -> Any:
+        # A C++ collective over shared memory, which would wait for ranks that do not exist.
+        return None if op_name == "ShareMemCommBuilder" else super().create_op_builder(op_name)
+
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.float, torch.half, torch.bfloat16]
+
+    def is_fp16_supported(self) -> bool:
+        return True
+
+
+class _Stream:
+    """A stream on which all is done at once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    wait_event = wait_stream
+
+    def synchronize(self) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def query(self) -> bool:
+        return True
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _Event:
+    """An event that has happened."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    wait = record
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        return 0.0
+
+
+class CudaLikeAccelerator(TargetAccelerator):
+    """The CUDA path: asynchronous, with streams, and memory that must be guarded."""
+
+    def is_synchronized_device(self) -> bool:
+        return False
+
+    use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
+
+    Stream = _Stream
+    Event = _Event
+
+    def stream(self, stream: Any) -> Any:
+        return stream or _Stream()
+
+    def current_stream(self, device_index: int | None = None) -> Any:
+        return _Stream()
+
+    default_stream = current_stream
+
+
+PATHS = {"cpu": TargetAccelerator, "cuda-like": CudaLikeAccelerator}

@@ -1,0 +1,73 @@
+"""All checks of one emulated row. Nothing was computed, so there is no loss and no time to judge."""
+
+from typing import Any
+
+from bench.plan import PlannedCell
+from bench.record import Comm, Finding, Memory, Practice
+from bench.validity import memory, settings, sharding, traffic
+from bench.validity.known_bad import known_bad
+
+# What stands in a record in place of the device.
+EMULATED = "emulated"
+NOT_KNOWN = [
+    "what CUDA and cuBLAS keep for themselves: context, workspaces, kernels' own temporaries",
+    "NCCL's buffers",
+    "other attention kernels: PyTorch's CPU kernel saves what it saves, not what a GPU's would",
+    "reserved bytes where several streams share the allocator",
+    "time",
+]
+# Values that DeepSpeed and transformers read of a normal step: no overflow, finite norms, ranks that agree, sequences
+# that are not packed. Whoever else decides by content that is not there may have decided otherwise than a real run.
+_EXPECTED_READERS = (
+    "deepspeed.runtime.utils.has_overflow_serial",
+    "deepspeed.runtime.utils.get_weight_norm",
+    "deepspeed.runtime.utils.is_invalid_grad_norm",
+    "deepspeed.runtime.zero.utils.",
+    "transformers.masking_utils.find_packed_sequence_indices",
+)
+
+
+def _guesses(found: list[dict[str, Any]]) -> list[Finding]:
+    unknown = [guess for guess in found if not guess["reader"].startswith(_EXPECTED_READERS)]
+    return [
+        Finding(
+            check="guesses",
+            verdict="suspect",
+            text=f"{guess['reader']} read {guess['value']}, from {guess['origin']}, of content that is not there: what it "
+            "decides by that may differ in a real run",
+        )
+        for guess in unknown
+    ]
+
+
+def examine_emulated(
+    planned: PlannedCell, result: dict[str, Any], comm: Comm, practice: Practice | None, counted: Memory
+) -> list[Finding]:
+    """Return what the checks find in ``result``, the emulated rank's."""
+    cell = planned.cell
+    assert cell.emulation is not None
+    found = sharding.check(cell, result)
+    found += settings.differences(cell, result["effective"])
+    found += settings.other_releases(planned.stack, result["stack"])
+    found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
+    if planned.params and planned.params.total != result["num_params"]:
+        text = f"the model has {result['num_params']} parameters, its configuration says {planned.params.total}"
+        found.append(Finding(check="parameter count", verdict="suspect", text=text))
+    if result["skipped_steps"]:
+        text = f"{result['skipped_steps']} optimizer steps were skipped"
+        found.append(Finding(check="applied steps", verdict="suspect", text=text))
+    if not all(rank["steady"] for rank in result["ranks"]):
+        found.append(Finding(check="steady traffic", verdict="suspect", text="two counted steps moved different bytes"))
+    if practice is None:
+        text = f"no prediction of traffic and memory for this cell under deepspeed {result['stack'].get('deepspeed')}"
+        found.append(Finding(check="traffic", verdict="note", text=text))
+    else:
+        found += traffic.differences(comm, practice) + memory.check(counted, cell.emulation.rank)
+    allocator = result["emulated"]["allocator"]
+    capacity = cell.emulation.gpu_memory_bytes / 2**30
+    if (asked := allocator["out_of_memory_bytes"]) is not None:
+        text = (
+            f"does not fit in {capacity:g} GiB: PyTorch's allocator, modelled, finds no room for {asked / 2**20:,.1f} MiB"
+        )
+        found.append(Finding(check="capacity", verdict="note", text=text))
+    return found + _guesses(result["emulated"]["guesses"])
