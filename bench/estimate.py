@@ -39,7 +39,8 @@ _READ_AT_MOST = 2000
 class Launched:
     """What a completed launch tells of later ones: seconds in all, and in the steps of counting and timed pass.
 
-    ``versions`` are those that its ranks imported. An ``emulated`` one has no timed pass. ``counted_step``: an instrumented step costs that many plain ones.
+    ``versions`` are those that its ranks imported. An ``emulated`` one has no timed pass. ``counted_step``: an
+    instrumented step costs that many plain ones.
     """
 
     cell_id: str
@@ -98,7 +99,7 @@ def _launched(text: str, device: str) -> Launched | None:
         if wall_s is None or (step_s is None and not emulated):
             return None
         counting_s, timed_s = (_positive(activity_s.get(name)) for name in ("counting pass", "timed pass"))
-        if emulated:
+        if step_s is None:
             steps_s = counting_s or 0.0
         else:
             steps_s = cell.total_steps * step_s if counting_s is None or timed_s is None else counting_s + timed_s
@@ -113,7 +114,9 @@ def _launched(text: str, device: str) -> Launched | None:
             emulated=emulated,
             agents_start_s=_positive(launch.get("agents_start_s")),
             step_s=step_s,
-            counted_step=None if counting_s is None or step_s is None else counting_s / (SETTLING_STEPS + COUNTED_STEPS) / step_s,
+            counted_step=None
+            if counting_s is None or step_s is None
+            else counting_s / (SETTLING_STEPS + COUNTED_STEPS) / step_s,
             dtype=str(cell.dtype),
             tflops=_positive((data.get("throughput") or {}).get("tflops_per_gpu")),
         )
@@ -160,7 +163,9 @@ def history(results: Path, device: str) -> History:
         device=device,
         versions={"python": platform.python_version(), **installed()},
         runs=runs,
-        outside_s=_medians((each.isolation, max(0.0, each.wall_s - each.steps_s)) for each in found if not each.emulated),
+        outside_s=_medians(
+            (each.isolation, max(0.0, each.wall_s - each.steps_s)) for each in found if not each.emulated
+        ),
         emulated_s=_median(each.steps_s for each in found if each.emulated),
         agents_start_s=_median(each.agents_start_s for each in found),
         tflops=_medians((each.dtype, each.tflops) for each in found),

@@ -30,8 +30,10 @@ class Host:
 
 
 def obstacle(planned: PlannedCell, hosts: dict[str | None, Host]) -> str | None:
-    """Return why a cell cannot be launched, ``None`` when it can: every stage loads the op, torch DDP never does, nor an
-    emulated rank."""
+    """Return why a cell cannot be launched, ``None`` when it can.
+
+    Every stage loads the op; torch DDP never does, nor does an emulated rank.
+    """
     host = hosts[planned.stack]
     needs_op = STRATEGIES[planned.cell.strategy].zero_stage is not None and planned.cell.emulation is None
     return host.no_environment or (host.no_op if needs_op else None)

@@ -123,7 +123,9 @@ def _emulated(scenario: Scenario, settings: dict[str, Any]) -> tuple[dict[str, A
     if rank >= world_size:
         reason = f"emulation.rank {rank}: the last of world_size {world_size} is {world_size - 1}"
     elif settings["num_nodes"] not in (1, num_nodes):
-        reason = f"num_nodes {settings['num_nodes']}: emulation.gpus_per_node {asked.gpus_per_node} makes it {num_nodes}"
+        reason = (
+            f"num_nodes {settings['num_nodes']}: emulation.gpus_per_node {asked.gpus_per_node} makes it {num_nodes}"
+        )
     emulation = EmulatedRank(
         rank=rank,
         gpus_per_node=asked.gpus_per_node,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from bench.cell import Cell
 from bench.errors import StoreError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 Status = Literal[
     "completed",
@@ -152,7 +152,7 @@ class Memory(_Model):
 
 
 class Collective(_Model):
-    """Equal collectives of one optimizer step on rank 0, or on the emulated rank; bytes are those of the larger side of one of them."""
+    """Equal collectives of one step on rank 0, or on the emulated rank; bytes are of the larger side of one of them."""
 
     phase: str
     op: str
@@ -246,7 +246,7 @@ class AllocatorModel(_Model):
     """Modelled, not counted: what PyTorch's CUDA caching allocator would make of the storages of an emulated rank.
 
     Peaks are those of the last counted step. ``peak_allocated_bytes`` differs from the exact figure by the rounding of
-    blocks. ``num_alloc_retries``: how often, since the process began, it gave its cache back because the device was full;
+    blocks. ``num_alloc_retries``: how often, since the process began, the device was full and the cache given back;
     ``out_of_memory_bytes``: the first request that even then did not fit, ``None`` if all did.
     """
 
@@ -341,8 +341,13 @@ def _from_1(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _from_2(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 3 has emulated rows; those of version 2 are measured."""
+    return data
+
+
 # UPGRADES[n] turns the content of a version n record into version n + 1.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
 
 
 def parse_record(text: str, name: str) -> Record:

@@ -27,6 +27,8 @@ from bench.emulate.hollow import AddressSpace, is_hollow
 
 # Up to this many elements a tensor is real: one value for the whole tensor, or a few, as control flow needs.
 SMALL_NUMEL = 16
+# So are larger ones of whole numbers, where nothing but real ones went into them: positions, masks, token ids.
+_INTEGER_BYTES = 8 << 20
 
 
 class NotEmulatedError(Exception):
@@ -59,16 +61,19 @@ class _Rule(NamedTuple):
     """What an operator returns: a new tensor (`_Output`), an argument (its number) or a constant, per leaf.
 
     ``native``: the real operator is to be called, because its result aliases an argument or is on no real device.
+    ``computable``: its results are so small that it is called too where all of its arguments are real.
     """
 
     native: bool
     leaves: tuple[tuple[str, Any], ...] = ()
     spec: Any = None
-    all_small: bool = False
+    computable: bool = False
 
 
 _VIEW, _NATIVE, _READS, _MUTATES, _MAKES, _COLLECTIVE = range(6)
 _READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
+# Its shape function refuses what its CPU kernel computes, other dtypes than bfloat16 (torch 2.13).
+_BF16_SHAPES_ONLY = torch.ops.aten._grouped_mm.default
 # Called once per operator: what it tells about one that just ran.
 Listener = Callable[[tuple[Any, ...], Any, tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -121,6 +126,11 @@ def _describe(arguments: Any, key: list[Any], tensors: list[torch.Tensor]) -> bo
         elif not isinstance(argument, torch.Generator):
             key += (type(argument), argument)
     return real
+
+
+def _mark(tensor: torch.Tensor, origin: str) -> None:
+    """Note that the content of ``tensor`` is a guess, by the operator ``origin``; its storage keeps the note."""
+    tensor.untyped_storage()._zerostage_guess = origin  # type: ignore[attr-defined]
 
 
 def _origin(tensors: list[torch.Tensor]) -> str | None:
@@ -214,7 +224,7 @@ class Emulator(TorchDispatchMode):
                 rule = self._rules[key] = self._learn(func, args, kwargs)
             if rule.native:
                 return func(*args, **kwargs)
-            if real and rule.all_small and "empty" not in func._schema.name:  # what empty holds is nobody's to say
+            if real and rule.computable and "empty" not in func._schema.name:  # what empty holds is nobody's to say
                 result = func(*args, **kwargs)
                 self._inherit(tensors, result)
             else:
@@ -233,7 +243,7 @@ class Emulator(TorchDispatchMode):
                 slot.copy_(sides[1][0])
         for tensor in first:
             if not is_hollow(tensor):
-                tensor.untyped_storage()._zerostage_guess = func._schema.name
+                _mark(tensor, func._schema.name)
         work = FakeWork().boxed()
         return work if len(func._schema.returns) == 1 else (args[0], work)
 
@@ -261,7 +271,7 @@ class Emulator(TorchDispatchMode):
             1 if tensors and what.dtype.is_floating_point else 0
         )
         if tensors:
-            small.untyped_storage()._zerostage_guess = func._schema.name
+            _mark(small, func._schema.name)
         return small
 
     def _inherit(self, tensors: list[torch.Tensor], result: Any) -> None:
@@ -269,7 +279,7 @@ class Emulator(TorchDispatchMode):
         if (origin := _origin(tensors)) is not None:
             for leaf in result if isinstance(result, list | tuple) else (result,):
                 if isinstance(leaf, torch.Tensor):
-                    leaf.untyped_storage()._zerostage_guess = origin
+                    _mark(leaf, origin)
 
     def _write(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], real: bool
@@ -284,18 +294,18 @@ class Emulator(TorchDispatchMode):
         found = [args[number] if 0 <= number < len(args) else kwargs[name] for number, name in writes]
         for each in found:
             if isinstance(each, torch.Tensor) and not is_hollow(each):
-                each.untyped_storage()._zerostage_guess = func._schema.name
+                _mark(each, func._schema.name)
         return None if not found else found[0] if len(found) == 1 else tuple(found)
 
     def _learn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rule:
         stand_ins: list[torch.Tensor] = []
+        dtype = args[0].dtype if func is _BF16_SHAPES_ONLY else None
 
         def stand_in(argument: Any) -> Any:
             if not isinstance(argument, torch.Tensor):
                 return None if isinstance(argument, torch.Generator) else argument
-            made = torch.empty_strided(
-                argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device
-            )
+            kind = torch.bfloat16 if argument.dtype == dtype else argument.dtype
+            made = torch.empty_strided(argument.shape, argument.stride(), dtype=kind, device=argument.device)
             stand_ins.append(made)
             return made
 
@@ -317,8 +327,17 @@ class Emulator(TorchDispatchMode):
             storage = leaf.untyped_storage()
             if leaf.device.type != "cpu" or any(storage._cdata == s.untyped_storage()._cdata for s in stand_ins):
                 return _Rule(native=True)
-            small = leaf.numel() <= SMALL_NUMEL
-            made = _Output(tuple(leaf.shape), leaf.stride(), leaf.dtype, storage.nbytes(), small)
+            num_bytes, kind = storage.nbytes(), leaf.dtype
+            if dtype not in (None, kind):
+                if leaf.shape[-1] % 8:  # rows are padded to 16 bytes, which is another number of elements
+                    raise NotEmulatedError(f"{func} of {dtype} on rows of {leaf.shape[-1]} elements")
+                num_bytes, kind = num_bytes // kind.itemsize * dtype.itemsize, dtype
+            made = _Output(tuple(leaf.shape), leaf.stride(), kind, num_bytes, leaf.numel() <= SMALL_NUMEL)
             leaves.append(("tensor", made))
-        all_small = all(how != "tensor" or what.small for how, what in leaves)
-        return _Rule(False, tuple(leaves), None if isinstance(result, torch.Tensor) else spec, all_small)
+        computable = all(
+            how != "tensor"
+            or what.small
+            or not (what.dtype.is_floating_point or what.dtype.is_complex or what.num_bytes > _INTEGER_BYTES)
+            for how, what in leaves
+        )
+        return _Rule(False, tuple(leaves), None if isinstance(result, torch.Tensor) else spec, computable)

@@ -12,6 +12,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator, set_accelerator
+from deepspeed.runtime.zero import utils as zero_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.emulate.accelerator import PATHS
@@ -36,6 +37,30 @@ def join_group(rank: int, world_size: int) -> None:
 def choose_accelerator(path: str, capacity_bytes: int, allocated: Callable[[], int]) -> None:
     """Have DeepSpeed ask the target's accelerator; by its public interface."""
     set_accelerator(PATHS[path](capacity_bytes, allocated))
+
+
+class _AsRank0:
+    """``deepspeed.comm``, to a module that must take this rank for rank 0."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(deepspeed.comm, name)
+
+    def get_rank(self, group: Any = None) -> int:
+        return 0
+
+
+@contextlib.contextmanager
+def agreement_with_rank_0() -> Iterator[None]:
+    """Let stage 3 find the lists that it compares across ranks equal: rank 0, which would send its own, is not there.
+
+    Its two broadcasts are issued all the same.
+    """
+    real = zero_utils.dist
+    zero_utils.dist = _AsRank0()
+    try:
+        yield
+    finally:
+        zero_utils.dist = real
 
 
 @contextlib.contextmanager

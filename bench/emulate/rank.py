@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from bench.cell import Cell, EmulatedRank as Target
+from bench.cell import Cell
+from bench.cell import EmulatedRank as Target
 from bench.emulate import interventions
 from bench.emulate.allocator import Allocator
 from bench.emulate.emulator import Emulator, NotEmulatedError
@@ -73,6 +74,7 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
     torch.set_num_threads(1)
     with ExitStack() as stack:
         stack.enter_context(interventions.no_record_stream())
+        stack.enter_context(interventions.agreement_with_rank_0())
         stack.enter_context(emulator)
         stack.enter_context(emulator.observed_by(meter))
         yield rank

@@ -22,7 +22,7 @@ from bench.measure.comm import CollectiveRecorder
 TRACE_VERSION = 1
 
 
-def _attention_flops(query: Any, key: Any, value: Any, backward: bool) -> int:
+def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, backward: bool) -> int:
     """Return the FLOPs of attention: 2 matrix products forward, 5 backward (scores again, and 4 gradients).
 
     The whole square of scores is counted, as torch.utils.flop_counter counts it for its GPU kernels.
@@ -39,9 +39,9 @@ def flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any)
     """
     name = func._schema.name
     if name == "aten::_scaled_dot_product_flash_attention_for_cpu":
-        return _attention_flops(*args[:3], backward=False)
+        return _attention_flops(args[0], args[1], args[2], backward=False)
     if name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
-        return _attention_flops(*args[1:4], backward=True)
+        return _attention_flops(args[1], args[2], args[3], backward=True)
     formula = flop_registry.get(func.overloadpacket)
     return int(formula(*args, **kwargs, out_val=result)) if formula else 0
 
@@ -51,7 +51,7 @@ def _tensor_bytes(values: Any) -> int:
 
 
 class Trace:
-    """Follow one step. ``order`` holds, in order, numbers of ``operators`` from 0 and of ``collectives`` from -1 down."""
+    """Follow one step. ``order``: numbers of ``operators`` from 0 up, and of ``collectives`` from -1 down, in order."""
 
     def __init__(self) -> None:
         self.operators: list[dict[str, Any]] = []
@@ -87,9 +87,7 @@ class Trace:
         if not self.phases or self.phases[-1][1] != phase:
             self.phases.append((len(self.order), phase))
 
-    def _see(
-        self, key: tuple[Any, ...], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> None:
+    def _see(self, key: tuple[Any, ...], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         assert self._recorder is not None
         self._enter(self._recorder.phase)
         number = self._numbers.get(key)

@@ -22,8 +22,8 @@ _EXPECTED_READERS = (
     "deepspeed.runtime.utils.has_overflow_serial",
     "deepspeed.runtime.utils.get_weight_norm",
     "deepspeed.runtime.utils.is_invalid_grad_norm",
+    "deepspeed.runtime.zero.stage_1_and_2.has_overflow",
     "deepspeed.runtime.zero.utils.",
-    "transformers.masking_utils.find_packed_sequence_indices",
 )
 
 
@@ -33,8 +33,8 @@ def _guesses(found: list[dict[str, Any]]) -> list[Finding]:
         Finding(
             check="guesses",
             verdict="suspect",
-            text=f"{guess['reader']} read {guess['value']}, from {guess['origin']}, of content that is not there: what it "
-            "decides by that may differ in a real run",
+            text=f"{guess['reader']} read {guess['value']}, from {guess['origin']}, of content that is not there: "
+            "what it decides by that may differ in a real run",
         )
         for guess in unknown
     ]
@@ -66,8 +66,6 @@ def examine_emulated(
     allocator = result["emulated"]["allocator"]
     capacity = cell.emulation.gpu_memory_bytes / 2**30
     if (asked := allocator["out_of_memory_bytes"]) is not None:
-        text = (
-            f"does not fit in {capacity:g} GiB: PyTorch's allocator, modelled, finds no room for {asked / 2**20:,.1f} MiB"
-        )
+        text = f"does not fit in {capacity:g} GiB: the modelled allocator finds no room for {asked / 2**20:,.1f} MiB"
         found.append(Finding(check="capacity", verdict="note", text=text))
     return found + _guesses(result["emulated"]["guesses"])

@@ -111,7 +111,8 @@ class Loop:
                 self.rank.counting(recorder),
                 composition.recording() if composition else contextlib.nullcontext(),
             ):
-                phases = [recorder.enter_phase] + ([composition.enter_phase] if composition else [])
+                phases: list[Callable[[str], None]] = [recorder.enter_phase]
+                phases += [composition.enter_phase] if composition else []
                 self.losses.append(train_step(self.engine, batches, partial(_each, phases)))
             counted.peak_allocated_bytes = max(counted.peak_allocated_bytes, meter.peak_allocated_bytes())
             counted.peak_reserved_bytes = meter.peak_reserved_bytes()
