@@ -119,15 +119,22 @@ def run_command(
     Exit status: 0 when every selected cell has its answer (completed, oom, host_oom, unsupported or skipped), 1 when
     one has none (timeout, hang, crashed, silent_exit, config_error, build_error), 2 for a mistake in the input.
     """
-    from bench.record import ANSWERS
-    from bench.run import run_matrix
-    from bench.show import show_commands, show_plan, show_tables
+    from bench.show import show_commands, show_plan
 
-    console = _console()
     if dry_run:
+        console = _console()
         show_plan(scenario, results, only or [], cpu_slots, console, isolation=isolation.value)
         show_commands(scenario, only or [], cpu_slots, isolation.value, console)
         return
+    _run(scenario, results=results, only=only or [], fresh=fresh, cpu_slots=cpu_slots, isolation=isolation)
+
+
+def _run(scenario: Path, *, results: Path, only: list[str], fresh: bool, cpu_slots: int, isolation: Isolation) -> None:
+    from bench.record import ANSWERS
+    from bench.run import run_matrix
+    from bench.show import show_tables
+
+    console = _console()
     for number in _STOP:
         if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup, a closed terminal is no reason to stop
             signal.signal(number, _stop)
@@ -135,7 +142,7 @@ def run_command(
         run, records = run_matrix(
             scenario,
             results=results,
-            only=only or [],
+            only=only,
             fresh=fresh,
             cpu_slots=cpu_slots,
             isolation=isolation.value,
@@ -147,6 +154,64 @@ def run_command(
     show_tables(run, console)
     if any(record.status not in ANSWERS for record in records):
         raise typer.Exit(1)
+
+
+@app.command("emulate")
+def emulate_command(
+    model: Annotated[str, typer.Option(help="Catalog name, local path or hub id; several with commas.")],
+    gpus: Annotated[str, typer.Option(help="GPU counts, with commas: 8,64,1024.")],
+    strategy: Annotated[str, typer.Option(help="Strategies, with commas.")] = "z0,z1,z2,z3",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    seq_length: Annotated[
+        int | None,
+        typer.Option(help="Tokens per sequence; left out, 2048 or what the model takes.", show_default=False),
+    ] = None,
+    micro_batch: Annotated[int, typer.Option(help="train_micro_batch_size_per_gpu.")] = 1,
+    gas: Annotated[int, typer.Option(help="gradient_accumulation_steps.")] = 1,
+    activation_checkpointing: Annotated[
+        bool, typer.Option("--activation-checkpointing", help="Recompute activations in backward.")
+    ] = False,
+    optimizer: Annotated[str, typer.Option(help="AdamW as for-loop, foreach or fused.")] = "for-loop",
+    rank: Annotated[str, typer.Option(help="Which rank: first, middle, last or a number.")] = "first",
+    gpu: Annotated[str, typer.Option(help="The GPU whose memory there is, by its name in the catalog.")] = "H100 SXM",
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(help="Memory of each GPU instead.", show_default=False)
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs of one node.")] = 8,
+    accelerator_path: Annotated[
+        str, typer.Option(help="Whose answers DeepSpeed gets: cuda-like or cpu.")
+    ] = "cuda-like",
+    fresh: Annotated[bool, typer.Option("--fresh", help="Emulate again what earlier calls have.")] = False,
+    results: ResultsOption = DEFAULT_RESULTS,
+) -> None:
+    """Peak memory and traffic of any number of GPUs, from DeepSpeed's own code, without them; no times.
+
+    The scenario it stands for is kept as emulate.yaml in the results folder. Exit status as that of run.
+    """
+    from bench.quick import numbers, words, write_scenario
+
+    path = write_scenario(
+        results,
+        matrix={
+            "model": words(model),
+            "strategy": words(strategy),
+            "world_size": numbers("--gpus", gpus),
+            "dtype": dtype,
+            "seq_length": seq_length,
+            "train_micro_batch_size_per_gpu": micro_batch,
+            "gradient_accumulation_steps": gas,
+            "activation_checkpointing": activation_checkpointing,
+        },
+        emulation={
+            "rank": int(rank) if rank.isdecimal() else rank,
+            "gpu": gpu,
+            "gpu_memory_gib": gpu_memory_gib,
+            "gpus_per_node": gpus_per_node,
+            "accelerator_path": accelerator_path,
+        },
+        optimizer={"implementation": optimizer},
+    )
+    _run(path, results=results, only=[], fresh=fresh, cpu_slots=1, isolation=Isolation.fork)
 
 
 @app.command("report")

@@ -12,7 +12,7 @@ from bench.cell import Cell, EmulatedRank
 from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.hardware import memory_gib
-from bench.models.catalog import has_experts, load_config
+from bench.models.catalog import has_experts, load_config, max_positions
 from bench.models.counts import ParamCount, count_params
 from bench.scenario import Rule, Scenario, load_scenario
 from bench.stacks import INSTALLED
@@ -173,8 +173,8 @@ def _cell(
 
 
 def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resources: Resources) -> str | None:
-    longest = config.get("max_position_embeddings") or config.get("n_positions")
-    if isinstance(longest, int) and cell.seq_length > longest:
+    longest = max_positions(config)
+    if longest is not None and cell.seq_length > longest:
         return f"seq_length {cell.seq_length} is above the {longest} positions of {cell.model}"
     vocabulary = config.get("vocab_size")
     if cell.data.kind == "text" and isinstance(vocabulary, int) and vocabulary < 256:

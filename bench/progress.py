@@ -26,13 +26,15 @@ def duration(seconds: float) -> str:
 
 def summary(record: Record) -> str:
     """Return one finished cell in one line."""
-    if record.timing is None or record.memory is None or record.comm is None or record.throughput is None:
+    if record.memory is None or record.comm is None:
         return f"{record.status}: {record.reason}"
     verdict = "completed" if record.validity == "valid" else f"completed, {record.validity}"
+    timed = ""
+    if record.timing is not None and record.throughput is not None:
+        rate = record.throughput.tokens_per_second_per_gpu
+        timed = f"{record.timing.step_time_s * 1e3:.0f} ms/step  {rate:,.0f} tokens/s/GPU  "
     return (
-        f"{verdict}  {record.timing.step_time_s * 1e3:.0f} ms/step  "
-        f"{record.throughput.tokens_per_second_per_gpu:,.0f} tokens/s/GPU  "
-        f"peak {record.memory.peak_allocated_bytes / 2**20:,.1f} MiB  "
+        f"{verdict}  {timed}peak {record.memory.peak_allocated_bytes / 2**20:,.1f} MiB  "
         f"sent {(record.comm.comm_wire_bytes_per_step or 0) / 2**20:,.2f} MiB/step"
     )
 

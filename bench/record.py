@@ -150,6 +150,11 @@ class Memory(_Model):
     peak_allocated_rank: int
     peak_allocated_min_bytes: int
 
+    @property
+    def largest(self) -> RankMemory:
+        """The rank whose peak is the highest."""
+        return max(self.ranks, key=lambda rank: rank.peak_allocated_bytes)
+
 
 class Collective(_Model):
     """Equal collectives of one step on rank 0, or on the emulated rank; bytes are of the larger side of one of them."""

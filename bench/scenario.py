@@ -169,6 +169,12 @@ def _known_gpu(name: Any) -> Any:
     return name
 
 
+def _known_rank(rank: Any) -> int | str:
+    if rank in ("first", "middle", "last") or (type(rank) is int and rank >= 0):
+        return rank  # type: ignore[no-any-return]
+    raise ValueError(f"'first', 'middle', 'last' or a whole number from 0 is needed (got {_shown(rank)})")
+
+
 class Emulation(_Model):
     """What emulated cells emulate. Which rank: a number, or ``first``, ``middle``, ``last`` of each world size.
 
@@ -176,7 +182,7 @@ class Emulation(_Model):
     ``accelerator_path``: whose answers DeepSpeed gets when it asks its accelerator, a CUDA device's or a CPU's.
     """
 
-    rank: Annotated[int, Field(ge=0)] | Literal["first", "middle", "last"] = "first"
+    rank: Annotated[Any, BeforeValidator(_known_rank)] = "first"
     gpu: Annotated[str, BeforeValidator(_known_gpu)] = "H100 SXM"
     gpu_memory_gib: Annotated[PositiveFloat, Field(allow_inf_nan=False)] | None = None
     gpus_per_node: PositiveInt = 8
@@ -322,8 +328,17 @@ def load_scenario(path: Path) -> Scenario:
         raise ScenarioError(f"{path}: not a scenario: {error}") from None
     if not isinstance(data, dict):
         raise ScenarioError(f"{path}: a scenario is a mapping with a 'matrix' section; see scenarios/smoke.yaml")
+    return parse_scenario(_beside(path.parent, data), str(path))
+
+
+def parse_scenario(data: dict[Any, Any], name: str) -> Scenario:
+    """Check the content of a scenario; ``name`` says in messages where it comes from.
+
+    Raises:
+        ScenarioError: a key or value in it is wrong.
+    """
     try:
-        return Scenario.model_validate(_beside(path.parent, data))
+        return Scenario.model_validate(data)
     except ValidationError as error:
-        problems = [f"{path}: {_describe(item)}" for item in error.errors()]
+        problems = [f"{name}: {_describe(item)}" for item in error.errors()]
         raise ScenarioError("\n".join(dict.fromkeys(problems))) from None

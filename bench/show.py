@@ -144,13 +144,13 @@ def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def _tables(run: Path) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import frame, tables, witnesses
+    from bench.analysis import footers, frame, tables, witnesses
 
     manifest, records = _rows(run)
     scenario = manifest["scenario"]
     fixed_total = "train_batch_size" in scenario["matrix"]
     data = frame.frame(records)
-    notes = tables.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
+    notes = footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
     expected = len(manifest["cells"]) * scenario["repeat"]
     if len(records) < expected:
         notes.insert(0, f"{expected - len(records)} of {expected} rows are not measured yet.")

@@ -10,16 +10,21 @@ from bench.record import Record
 
 @dataclass(frozen=True)
 class Explanation:
-    """A rule that holds in a group: ``rows`` maps each row it holds for to the measured numbers."""
+    """A rule that holds in a group: ``rows`` maps each row it holds for to its numbers.
+
+    ``counted`` is where these come from: ``measured`` or ``emulated``.
+    """
 
     rule: Rule
     rows: dict[str, str]
+    counted: str = "measured"
 
     @property
     def text(self) -> str:
         """The sentence with its numbers and sources, on one line."""
-        measured = "; ".join(f"{row}: {numbers}" for row, numbers in self.rows.items())
-        return f"{self.rule.sentence} Measured: {measured}. [{self.rule.id}: {', '.join(self.rule.sources)}]"
+        numbers = "; ".join(f"{row}: {each}" for row, each in self.rows.items())
+        said = f"{self.rule.sentence} {self.counted.capitalize()}: {numbers}."
+        return f"{said} [{self.rule.id}: {', '.join(self.rule.sources)}]"
 
 
 def usable(records: Iterable[Record]) -> list[Record]:
@@ -37,7 +42,8 @@ def explanations(records: Iterable[Record], run: Iterable[Record] = ()) -> list[
     ``run`` holds all records of the run, for the rules that compare across groups.
     """
     group = Group(rows=usable(records), run=usable(run))
-    found = [Explanation(rule, rule.measured(group)) for rule in RULES]
+    kinds = "/".join(dict.fromkeys(record.provenance for record in group.rows)) or "measured"
+    found = [Explanation(rule, rule.measured(group), kinds) for rule in RULES]
     return [explanation for explanation in found if explanation.rows]
 
 

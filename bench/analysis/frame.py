@@ -6,24 +6,38 @@ from typing import Any
 
 import pandas as pd
 
+from bench.cell import Cell
 from bench.record import Record
 from bench.zero.stages import STRATEGIES
 
 # The settings that make two rows comparable: equal in all of these, they differ only in strategy and GPU count.
 CONTROLS = [
     "model",
-    "num_nodes",
+    "placement",
     "train_micro_batch_size_per_gpu",
     "seq_length",
     "dtype",
     "activation_checkpointing",
     "data",
     "device",
+    "emulation",
 ]
 
 
+def _emulated(cell: Cell) -> str:
+    """Return in words what an emulated cell emulates, alike for all GPU counts of one request; else ``""``."""
+    if cell.emulation is None:
+        return ""
+    last = cell.world_size - 1
+    rank = {0: "first", last: "last", cell.world_size // 2: "middle"}.get(cell.emulation.rank)
+    return (
+        f"emulated {f'{rank} rank' if rank else f'rank {cell.emulation.rank}'}, {cell.emulation.gpus_per_node} GPUs of "
+        f"{cell.emulation.gpu_memory_bytes / 2**30:g} GiB per node, {cell.emulation.accelerator_path} path"
+    )
+
+
 def _row(record: Record) -> dict[str, Any]:
-    cell = record.cell
+    cell, emulation = record.cell, record.cell.emulation
     row: dict[str, Any] = {
         "cell_id": record.cell_id,
         "repeat": record.repeat,
@@ -35,6 +49,9 @@ def _row(record: Record) -> dict[str, Any]:
         "zero_stage": STRATEGIES[cell.strategy].zero_stage,
         "world_size": cell.world_size,
         "num_nodes": cell.num_nodes,
+        # An emulated cell has as many nodes as its GPUs fill, so rows of one table may differ in that.
+        "placement": f"{cell.num_nodes} nodes" if emulation is None else f"{emulation.gpus_per_node} GPUs per node",
+        "emulation": _emulated(cell),
         "train_batch_size": record.train_batch_size,
         "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
         "gradient_accumulation_steps": cell.gradient_accumulation_steps,
@@ -74,6 +91,10 @@ def _row(record: Record) -> dict[str, Any]:
         row["peak_reserved_bytes"] = max((r.peak_reserved_bytes for r in ranks if r.peak_reserved_bytes), default=None)
         for name in ("init_peak_bytes", "steady_bytes", "host_peak_rss_bytes"):
             row[name] = max(getattr(rank, name) for rank in ranks)
+    if record.emulation:
+        row["fits"] = record.emulation.fits
+        row |= {f"modelled_{name}": value for name, value in record.emulation.allocator.model_dump().items()}
+        row["flops_per_step"] = record.emulation.flops_per_step
     if record.comm:
         row |= record.comm.model_dump(exclude={"collectives", "comm_bytes_per_step_by_rank"})
     if record.parity:

@@ -31,8 +31,7 @@ def _largest_rank(record: Record) -> tuple[int, list[MemoryPoint]]:
     """Return the rank whose peak is highest, with its points; none where memory was not decomposed."""
     if record.memory is None:
         return 0, []
-    rank = record.memory.peak_allocated_rank
-    return rank, record.memory.ranks[rank].points
+    return record.memory.peak_allocated_rank, record.memory.largest.points
 
 
 def _row(category: str, points: list[MemoryPoint]) -> list[str]:

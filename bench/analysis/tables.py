@@ -13,10 +13,9 @@ import pandas as pd
 
 from bench.analysis.explain import explanations
 from bench.analysis.frame import CONTROLS
-from bench.analysis.stacks import stack_names, stack_notes
+from bench.analysis.stacks import stack_names
 from bench.analysis.units import mib
 from bench.record import Record
-from bench.zero.applicability import ignored_notes
 from bench.zero.stages import STRATEGIES
 
 BASELINE = "z0"
@@ -32,6 +31,8 @@ class Metric:
     write: Callable[[float], str]
     definition: str
     theory: str | None = None
+    third: str = "paper"
+    only: str | None = None  # the provenance of the rows that have it
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,28 @@ METRICS = (
         "tokens per second per GPU = train_batch_size x seq_length / step_time_s / N; step_time_s is the median "
         "over the timed optimizer steps of the slowest rank's synchronised wall time. 'ms' is that median with "
         "the distance between its quartiles",
+        third="ms",
+        only="measured",
     ),
     Metric(
         "Peak memory",
         "per GPU",
         "peak_allocated_bytes",
         mib,
-        "highest allocated bytes on any one rank during one settled optimizer step (counting pass); 1 MiB = "
-        "1024^2 bytes. 'paper' is parameters, gradients and Adam states only (ZeRO paper, table 1)",
+        "highest allocated bytes on any one rank (or the emulated one) during one settled optimizer step (counting "
+        "pass); 1 MiB = 1024^2 bytes. 'paper' is parameters, gradients and Adam states only (ZeRO paper, table 1)",
         "theory_model_state_bytes",
+    ),
+    Metric(
+        "Reserved memory",
+        "per GPU, modelled",
+        "modelled_peak_reserved_bytes",
+        mib,
+        "what PyTorch's CUDA caching allocator would have reserved for these storages, by a model of it "
+        "(docs/emulation.md). 'fits' is whether it finds room for all of them in the GPU's memory, of which CUDA and "
+        "NCCL take some for themselves",
+        third="fits",
+        only="emulated",
     ),
     Metric(
         "Traffic",
@@ -97,7 +111,7 @@ def _combined(rows: pd.DataFrame, column: str) -> float | None:
 def _mark(metric: Metric, good: pd.DataFrame) -> str:
     """Return ``?`` for a number not to be relied on, ``†`` where only the training is doubted."""
     late = (
-        metric.theory is None and "timing_suspect_reasons" in good and good["timing_suspect_reasons"].astype(bool).any()
+        metric.third == "ms" and "timing_suspect_reasons" in good and good["timing_suspect_reasons"].astype(bool).any()
     )
     if late or good["figures_suspect"].any():
         return "?"
@@ -119,6 +133,8 @@ def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[s
         doubt = "?" if "?" in (mark, _mark(metric, baseline)) else ""
         some = f" ({len(bad)} of {len(rows)} {words})" if len(bad) else ""
         shown = [metric.write(value) + mark + some, f"{value / base:.2f}x{doubt}" if base else ""]
+    if metric.third == "fits":
+        return [*shown, "" if value is None else "yes" if good["fits"].all() else "no"]
     if metric.theory:
         return [*shown, "" if theory is None else metric.write(theory)]
     step, spread = _combined(good, "step_time_s"), _combined(good, "step_time_iqr_s")
@@ -127,12 +143,11 @@ def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[s
 
 def _table(metric: Metric, title: str, group: pd.DataFrame, explained: list[str]) -> Table:
     counts = sorted(group["world_size"].unique())
-    third = "paper" if metric.theory else "ms"
     present = [name for name in STRATEGIES if name in set(group["strategy"])]
     baseline = BASELINE if BASELINE in present else present[0]
     stacked = bool(group["requested_stack"].notna().any())
     header = ["strategy, stack" if stacked else "strategy"]
-    header += [name for n in counts for name in (f"N={n}", f"vs {baseline}", third)]
+    header += [name for n in counts for name in (f"N={n}", f"vs {baseline}", metric.third)]
     names = stack_names(group)
     rows = []
     for strategy in present:
@@ -162,9 +177,16 @@ def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
     ]
     if values["activation_checkpointing"]:
         parts.append("activation checkpointing")
+    if values["emulation"]:
+        parts.append(values["emulation"])
     if group["requested_stack"].notna().any():
         parts.append("stacks side by side")
     return ", ".join(parts)
+
+
+def metrics_of(frame: pd.DataFrame) -> list[Metric]:
+    """Return the metrics that rows of this provenance can have."""
+    return [metric for metric in METRICS if metric.only is None or metric.only in set(frame["provenance"])]
 
 
 def tables(frame: pd.DataFrame, batch_key: str, records: Sequence[Record] = ()) -> list[Table]:
@@ -179,82 +201,10 @@ def tables(frame: pd.DataFrame, batch_key: str, records: Sequence[Record] = ()) 
     for values, group in frame.groupby(keys, sort=False, dropna=False):
         title = _title(dict(zip(keys, values, strict=True)), group)
         said = explanations([records[row] for row in group.index], records) if records else []
-        for metric in METRICS:
+        for metric in metrics_of(group):
             below = [explanation.text for explanation in said if explanation.rule.table == metric.title]
             found.append(_table(metric, title, group, below))
     return found
-
-
-def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]:
-    """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
-    lines = [f"{metric.title}: {metric.definition}." for metric in METRICS]
-    lines.append(
-        f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N. "
-        "Rows of one N have one global batch."
-    )
-    lines += stack_notes(frame, BASELINE)
-    kinds = " and ".join(sorted(frame["provenance"].unique()))
-    devices = ", ".join(sorted(frame["device"].unique()))
-    lines.append(
-        f"Every number outside a 'paper' column is {kinds}, on {devices}"
-        + (
-            f" ({', '.join(sorted(frame['device_name'].dropna().unique()))})"
-            if frame["device_name"].notna().any()
-            else ""
-        )
-        + ". N is the number of ranks, one per GPU; on cpu a rank is one process on one core."
-        + ("" if set(frame["device"]) == {"cuda"} else " No multi-GPU row has been measured here.")
-    )
-    if "memory_kind" in frame and (counted := sorted(frame["memory_kind"].dropna().unique())):
-        lines.append(f"Allocated bytes are counted as: {', '.join(counted)}.")
-    if "wire_model" in frame and (models := sorted(frame["wire_model"].dropna().unique())):
-        lines.append(f"Wire model: {', '.join(models)} (docs/metrics.md).")
-    if zero_optimization:
-        settings = ", ".join(f"{key} {value}" for key, value in zero_optimization.items())
-        lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
-        lines += [f"{note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
-    lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
-    launches = frame.groupby(["cell_id", "requested_stack"], dropna=False).size().max()
-    lines.append(
-        f"Launches per cell: {launches}"
-        + (" (median shown)" if launches > 1 else "")
-        + (
-            ". Steps of one launch are not independent: below 3 launches, a difference in speed is not separated."
-            if launches < 3
-            else "."
-        )
-    )
-    done = frame[frame["status"] == "completed"]
-    if valid := int((done["validity"] == "valid").sum()):
-        lines.append(
-            f"{valid} of {len(done)} completed rows are valid: loss and gradient norms agree with a plain-PyTorch run "
-            "of the same batches, the state is sharded as the stage says, the engine runs what was asked "
-            "(docs/metrics.md)."
-        )
-    unchecked = done[done["validity"] == "unchecked"]
-    lines += [
-        f"unchecked: {reasons} [{', '.join(group['label'])}]"
-        for reasons, group in unchecked.groupby("validity_reasons", sort=False)
-    ]
-    if "timing_suspect_reasons" in frame:
-        late = frame[frame["timing_suspect_reasons"].fillna("").astype(bool)]
-        lines += [
-            f"? times are suspect: {why} [{', '.join(group['label'])}]"
-            for why, group in late.groupby("timing_suspect_reasons", sort=False)
-        ]
-    doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
-    keys = ["validity", "figures_suspect", "validity_reasons"]
-    for (verdict, figures, reasons), group in doubtful.groupby(keys, sort=False):
-        words = verdict if verdict == "invalid" else "? suspect" if figures else "† trains otherwise"
-        lines.append(f"{words}: {reasons} [{', '.join(group['label'])}]")
-    failed = frame[frame["status"] != "completed"]
-    if not failed[failed["status"] != "skipped"].empty:
-        lines.append(
-            "A failed row stays; logs/ in the run folder has its output, and --rerun CELL the command to repeat it."
-        )
-    for (status, reason), group in failed.groupby(["status", "reason"], sort=False):
-        lines.append(f"{status}: {reason} [{', '.join(group['label'])}]")
-    return lines
 
 
 def markdown(found: Iterable[Table], notes: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Where every byte of a step went: the paper, DeepSpeed's code and the measurement side by side."""
+"""Where every byte of a step went: the paper, DeepSpeed's code and the count side by side."""
 
 import os
 from typing import Any
@@ -17,11 +17,11 @@ _PHASES = ["forward", "backward", "step"]
 _Key = tuple[str, str, str]
 
 NOTES = (
-    "bytes: larger side of the collectives of one optimizer step on rank 0, padding included; sent: bytes that the "
-    "rank puts on the wire, the paper's by a ring, practice and measured under the backend's wire model "
-    "(docs/metrics.md).",
+    "bytes: larger side of the collectives of one optimizer step on rank 0 or the emulated rank, padding included; "
+    "sent: bytes that the rank puts on the wire, the paper's by a ring, practice and counted under the backend's wire "
+    "model (docs/metrics.md).",
     "paper: ZeRO, arXiv 1910.02054, section 7, one micro-step. practice: DeepSpeed 0.19.8 as its code reads "
-    "(bench/zero/practice.py). measured: counted at the dispatcher.",
+    "(bench/zero/practice.py). counted: at the dispatcher, of a run or, where the name says so, of an emulated rank.",
     f"Control collectives (at most {CONTROL_ELEMENTS} elements: norms, flags) are counted apart.",
 )
 
@@ -46,8 +46,8 @@ def explanations(record: Record) -> list[str]:
 
 
 def summary(records: list[Record]) -> Table:
-    """Return one line per row: bytes by paper, practice and measurement, and whether the last two agree."""
-    header = ["cell", "bytes: paper", "practice", "measured", "=", "sent: paper", "practice", "measured", "control"]
+    """Return one line per row: bytes by paper, practice and count, and whether the last two agree."""
+    header = ["cell", "bytes: paper", "practice", "counted", "=", "sent: paper", "practice", "counted", "control"]
     rows = []
     for record in records:
         if record.comm is None:
@@ -76,7 +76,7 @@ def verdict_line(records: list[Record]) -> str:
     """Return how many rows moved exactly what was predicted, by phase, operation and dtype."""
     compared = [record for record in records if record.comm and record.practice]
     equal = sum(measured_volumes(r.comm) == practice_volumes(r.practice) for r in compared if r.comm and r.practice)
-    return f"measured = practice, by phase, operation and dtype, to the byte: {equal} of {len(compared)} rows."
+    return f"counted = practice, by phase, operation and dtype, to the byte: {equal} of {len(compared)} rows."
 
 
 def _table(record: Record, comm: Comm) -> Table:
@@ -91,8 +91,8 @@ def _table(record: Record, comm: Comm) -> Table:
     ]
     control = f"{comm.control_op_count} control collectives"
     title = f"{record.label} (GAS {cell.gradient_accumulation_steps}, {comm.backend}, {control})"
-    header = ["phase", "op", "group", "dtype", "calls", "bytes: paper", "practice", "measured"]
-    return Table("Traffic by operation", title, [*header, "sent: paper", "practice", "measured"], rows)
+    header = ["phase", "op", "group", "dtype", "calls", "bytes: paper", "practice", "counted"]
+    return Table("Traffic by operation", title, [*header, "sent: paper", "practice", "counted"], rows)
 
 
 def _row(

@@ -54,6 +54,12 @@ def has_experts(config: dict[str, Any]) -> bool:
     return any(key in config for key in ("num_local_experts", "num_experts", "n_routed_experts"))
 
 
+def max_positions(config: dict[str, Any]) -> int | None:
+    """Return the longest sequence that a model takes, ``None`` where its configuration does not say."""
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    return longest if isinstance(longest, int) else None
+
+
 def content_key(model: str) -> str:
     """Return a text that is the same for the same model wherever its file lies.
 

@@ -23,6 +23,7 @@ _EXPECTED_READERS = (
     "deepspeed.runtime.utils.get_weight_norm",
     "deepspeed.runtime.utils.is_invalid_grad_norm",
     "deepspeed.runtime.zero.stage_1_and_2.has_overflow",
+    "deepspeed.runtime.zero.stage3.has_overflow",
     "deepspeed.runtime.zero.utils.",
 )
 

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.frame import frame
-from bench.analysis.tables import footers, markdown, tables
+from bench.analysis.footers import footers
+from bench.analysis.tables import markdown, tables
 from bench.record import Finding, parse_record
 
 V1 = Path(__file__).parents[1] / "data" / "records" / "v1-completed.json"

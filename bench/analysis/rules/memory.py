@@ -12,7 +12,7 @@ assert {*STATES, *FIXED} <= {*CATEGORIES}
 
 
 def _points(record: Record) -> list[MemoryPoint]:
-    return record.memory.ranks[record.memory.peak_allocated_rank].points if record.memory else []
+    return record.memory.largest.points if record.memory else []
 
 
 def _states(record: Record) -> int:

@@ -1,0 +1,103 @@
+"""What stands below the tables: definitions, where the numbers come from, failures and doubts."""
+
+from typing import Any
+
+import pandas as pd
+
+from bench.analysis.stacks import stack_notes
+from bench.analysis.tables import BASELINE, metrics_of
+from bench.zero.applicability import ignored_notes
+from bench.zero.stages import STRATEGIES
+
+
+def _provenance(frame: pd.DataFrame) -> list[str]:
+    """Return where the numbers come from."""
+    lines = []
+    measured, emulated = (frame[frame["provenance"] == kind] for kind in ("measured", "emulated"))
+    if not measured.empty:
+        names = ", ".join(sorted(measured["device_name"].dropna().unique()))
+        lines.append(
+            f"Every number outside a 'paper' column is measured, on {', '.join(sorted(measured['device'].unique()))}"
+            + (f" ({names})" if names else "")
+            + (", where the heading does not say emulated" if not emulated.empty else "")
+            + ". N is the number of ranks, one per GPU; on cpu a rank is one process on one core."
+        )
+    if not emulated.empty:
+        lines.append(
+            "Emulated: DeepSpeed's own code ran as one rank of N in one process, on tensors without memory. Peak "
+            "memory and traffic are that rank's; nothing was timed. docs/emulation.md says what this cannot know."
+        )
+    return lines + ([] if set(frame["device"]) == {"cuda"} else ["No multi-GPU row has been measured here."])
+
+
+def _launches(measured: pd.DataFrame) -> list[str]:
+    if measured.empty:
+        return []
+    launches = measured.groupby(["cell_id", "requested_stack"], dropna=False).size().max()
+    return [
+        f"Launches per cell: {launches}"
+        + (" (median shown)" if launches > 1 else "")
+        + (
+            ". Steps of one launch are not independent: below 3 launches, a difference in speed is not separated."
+            if launches < 3
+            else "."
+        )
+    ]
+
+
+def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]:
+    """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
+    lines = [f"{metric.title}: {metric.definition}." for metric in metrics_of(frame)]
+    lines.append(
+        f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N. "
+        "Rows of one N have one global batch."
+    )
+    lines += stack_notes(frame, BASELINE)
+    lines += _provenance(frame)
+    if "memory_kind" in frame and (counted := sorted(frame["memory_kind"].dropna().unique())):
+        lines.append(f"Allocated bytes are counted as: {', '.join(counted)}.")
+    if "wire_model" in frame and (models := sorted(frame["wire_model"].dropna().unique())):
+        lines.append(f"Wire model: {', '.join(models)} (docs/metrics.md).")
+    if zero_optimization:
+        settings = ", ".join(f"{key} {value}" for key, value in zero_optimization.items())
+        lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
+        lines += [f"{note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
+    lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
+    lines += _launches(frame[frame["provenance"] == "measured"])
+    done = frame[(frame["status"] == "completed") & (frame["provenance"] == "measured")]
+    if valid := int((done["validity"] == "valid").sum()):
+        lines.append(
+            f"{valid} of {len(done)} completed rows are valid: loss and gradient norms agree with a plain-PyTorch run "
+            "of the same batches, the state is sharded as the stage says, the engine runs what was asked "
+            "(docs/metrics.md)."
+        )
+    emulated = frame[(frame["status"] == "completed") & (frame["provenance"] == "emulated")]
+    if passed := int((emulated["validity"] == "valid").sum()):
+        lines.append(
+            f"{passed} of {len(emulated)} emulated rows are valid: the state is sharded as the stage says, the engine "
+            "runs what was asked, traffic and memory are as predicted where there is a prediction (docs/emulation.md)."
+        )
+    unchecked = done[done["validity"] == "unchecked"]
+    lines += [
+        f"unchecked: {reasons} [{', '.join(group['label'])}]"
+        for reasons, group in unchecked.groupby("validity_reasons", sort=False)
+    ]
+    if "timing_suspect_reasons" in frame:
+        late = frame[frame["timing_suspect_reasons"].fillna("").astype(bool)]
+        lines += [
+            f"? times are suspect: {why} [{', '.join(group['label'])}]"
+            for why, group in late.groupby("timing_suspect_reasons", sort=False)
+        ]
+    doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
+    keys = ["validity", "figures_suspect", "validity_reasons"]
+    for (verdict, figures, reasons), group in doubtful.groupby(keys, sort=False):
+        words = verdict if verdict == "invalid" else "? suspect" if figures else "† trains otherwise"
+        lines.append(f"{words}: {reasons} [{', '.join(group['label'])}]")
+    failed = frame[frame["status"] != "completed"]
+    if not failed[failed["status"] != "skipped"].empty:
+        lines.append(
+            "A failed row stays; logs/ in the run folder has its output, and --rerun CELL the command to repeat it."
+        )
+    for (status, reason), group in failed.groupby(["status", "reason"], sort=False):
+        lines.append(f"{status}: {reason} [{', '.join(group['label'])}]")
+    return lines

@@ -1,0 +1,63 @@
+"""``zerostage emulate``: a scenario put together from options, kept as a file beside its run folder."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from bench.errors import ScenarioError
+from bench.models.catalog import load_config, max_positions
+from bench.scenario import parse_scenario
+from bench.store import write_json
+
+_SEQ_LENGTH = 2048
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Return the whole numbers of a list such as ``8,64,1024``.
+
+    Raises:
+        ScenarioError: one of them is none.
+    """
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ScenarioError(f"{option}: whole numbers with commas between are needed (got '{text}')") from None
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a list such as ``z1,z3``."""
+    return [part.strip() for part in text.split(",")]
+
+
+def _placed(model: str) -> str:
+    """Return a path from where the user stands as one that holds from anywhere."""
+    return os.path.abspath(model) if model.startswith(("./", "../")) else model  # noqa: PTH100
+
+
+def _longest(models: list[str]) -> int:
+    """Return a sequence length that every model takes, 2048 at most."""
+    configs = [load_config(_placed(model)) for model in models]
+    return min([_SEQ_LENGTH, *(size for size in map(max_positions, configs) if size is not None)])
+
+
+def write_scenario(results: Path, matrix: dict[str, Any], emulation: dict[str, Any], **settings: Any) -> Path:
+    """Write the scenario of an emulation to ``results``/emulate.yaml; return its path.
+
+    Settings that are ``None`` keep their defaults. Rows of earlier calls stay in the run folder of that name, and are
+    not computed again.
+
+    Raises:
+        ScenarioError: an option is wrong.
+        StoreError: the file cannot be written.
+    """
+
+    def given(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if value is not None}
+
+    matrix = {"seq_length": _longest(matrix["model"])} | given(matrix) | {"mode": "emulated"}
+    matrix["model"] = [_placed(model) for model in matrix["model"]]
+    content = given({"matrix": matrix, "emulation": given(emulation), **settings})
+    parse_scenario(content, "zerostage emulate")
+    path = results / "emulate.yaml"
+    write_json(path, content)  # which is YAML too
+    return path
