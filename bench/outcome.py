@@ -9,6 +9,7 @@ from typing import Any
 
 from bench import wire
 from bench.cell import Cell
+from bench.emulated import EMULATED, emulated
 from bench.hang import RankStack
 from bench.hardware import peak_tflops
 from bench.messages import trace_invalidations
@@ -17,7 +18,6 @@ from bench.plan import PlannedCell
 from bench.record import (
     Collective,
     Comm,
-    Emulation,
     Launch,
     Memory,
     RankMemory,
@@ -31,7 +31,6 @@ from bench.record import (
 )
 from bench.status import judge_launch
 from bench.validity.cores import oversubscribed
-from bench.validity.emulated import EMULATED, NOT_KNOWN, examine_emulated
 from bench.validity.examine import Evidence, examine
 from bench.validity.ranks import clock
 from bench.zero.memory import predict
@@ -95,13 +94,14 @@ def _rank_memory(planned: PlannedCell, rank: int, found: dict[str, Any]) -> Rank
 
 
 def _memory(kind: str, planned: PlannedCell, ranks: list[dict[str, Any]]) -> Memory:
-    memories = [_rank_memory(planned, rank["rank"], rank["memory"]) for rank in ranks]
+    first = planned.cell.emulation.rank if planned.cell.emulation is not None else 0
+    memories = [_rank_memory(planned, number, rank["memory"]) for number, rank in enumerate(ranks, first)]
     peaks = [memory.peak_allocated_bytes for memory in memories]
     return Memory(
         kind=kind,
         ranks=memories,
         peak_allocated_bytes=max(peaks),
-        peak_allocated_rank=ranks[peaks.index(max(peaks))]["rank"],
+        peak_allocated_rank=first + peaks.index(max(peaks)),
         peak_allocated_min_bytes=min(peaks),
     )
 
@@ -191,26 +191,6 @@ def _counted(planned: PlannedCell, result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _emulated(planned: PlannedCell, result: dict[str, Any], trace: str) -> dict[str, Any]:
-    target, found, counted = planned.cell.emulation, result["emulated"], _counted(planned, result)
-    assert target is not None
-    findings = examine_emulated(planned, result, counted["comm"], counted["practice"], counted["memory"])
-    return counted | {
-        "validity": verdict(findings),
-        "findings": findings,
-        "device_name": f"a GPU of {target.gpu_memory_bytes / 2**30:g} GiB, {target.accelerator_path} path",
-        "effective": result["effective"],
-        "emulation": Emulation(
-            fits=found["allocator"]["out_of_memory_bytes"] is None,
-            allocator=found["allocator"],
-            guesses=found["guesses"],
-            flops_per_step=found["flops_per_step"],
-            trace=trace,
-            not_known=NOT_KNOWN,
-        ),
-    }
-
-
 def _text(log: Path) -> str:
     try:
         return log.read_text(errors="replace")
@@ -257,7 +237,9 @@ def outcome(
         return record
     result = json.loads((work / "result.json").read_text())
     if cell.emulation is not None:
-        return record.model_copy(update=_emulated(planned, result, f"traces/{log.stem}.json.gz"))
+        return record.model_copy(
+            update=emulated(planned, result, _counted(planned, result), f"traces/{log.stem}.json.gz")
+        )
     ranks = result["ranks"]
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]

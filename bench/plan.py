@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from bench.cell import Cell, EmulatedRank
+from bench.cell import Cell
 from bench.corpus import digest
 from bench.errors import ScenarioError
-from bench.hardware import memory_gib
 from bench.models.catalog import has_experts, load_config, max_positions
 from bench.models.counts import ParamCount, count_params
 from bench.scenario import Rule, Scenario, load_scenario
 from bench.stacks import INSTALLED
+from bench.target import emulated, is_emulated
 from bench.zero.stages import zero_keys
 from bench.zero.theory import model_state_bytes
 
@@ -107,34 +107,6 @@ def _points(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield from _product(axes | rule.axes())
 
 
-def _is_emulated(mode: str, settings: dict[str, Any], resources: Resources) -> bool:
-    beyond = settings["world_size"] > resources.slots or settings["num_nodes"] > 1
-    return mode == "emulated" or (mode == "auto" and beyond)
-
-
-def _emulated(scenario: Scenario, settings: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return the settings that a cell has because it is emulated; the reason is set when they cannot hold."""
-    asked, world_size = scenario.emulation, settings["world_size"]
-    names = {"first": 0, "middle": world_size // 2, "last": world_size - 1}
-    rank = asked.rank if isinstance(asked.rank, int) else names[asked.rank]
-    gib = asked.gpu_memory_gib or memory_gib(asked.gpu) or 0.0
-    num_nodes = -(-world_size // asked.gpus_per_node)
-    reason = None
-    if rank >= world_size:
-        reason = f"emulation.rank {rank}: the last of world_size {world_size} is {world_size - 1}"
-    elif settings["num_nodes"] not in (1, num_nodes):
-        reason = (
-            f"num_nodes {settings['num_nodes']}: emulation.gpus_per_node {asked.gpus_per_node} makes it {num_nodes}"
-        )
-    emulation = EmulatedRank(
-        rank=rank,
-        gpus_per_node=asked.gpus_per_node,
-        gpu_memory_bytes=int(gib * 2**30),
-        accelerator_path=asked.accelerator_path,
-    )
-    return {"num_nodes": num_nodes, "emulation": emulation}, reason
-
-
 def _cell(
     scenario: Scenario, point: dict[str, Any], config: dict[str, Any], resources: Resources
 ) -> tuple[Cell, str | None]:
@@ -155,9 +127,9 @@ def _cell(
         )
     settings["gradient_accumulation_steps"] = _settled(point)["gradient_accumulation_steps"]
     keys = zero_keys(settings["strategy"])
-    if _is_emulated(mode, settings, resources):
-        emulated, impossible = _emulated(scenario, settings)
-        settings |= emulated
+    if is_emulated(mode, settings, resources.slots):
+        target, impossible = emulated(scenario.emulation, settings)
+        settings |= target
         reason = reason or impossible
     else:
         settings |= {"warmup_steps": scenario.warmup_steps, "steps": scenario.steps}

@@ -153,7 +153,7 @@ class Memory(_Model):
     @property
     def largest(self) -> RankMemory:
         """The rank whose peak is the highest."""
-        return max(self.ranks, key=lambda rank: rank.peak_allocated_bytes)
+        return self.ranks[self.peak_allocated_rank] if len(self.ranks) > 1 else self.ranks[0]
 
 
 class Collective(_Model):

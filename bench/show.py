@@ -59,7 +59,8 @@ def show_plan(
     for entry in chosen:
         params = "?" if entry.params is None else f"{entry.params.total:,}"
         words = done.get(row_name(entry.cell_id, entry.stack), [])
-        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else ", ".join(words) or "run"
+        waiting = "run" if entry.cell.emulation is None else "emulate"
+        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else ", ".join(words) or waiting
         table.add_row(entry.cell_id, entry.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
     launches = [

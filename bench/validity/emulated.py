@@ -7,15 +7,6 @@ from bench.record import Comm, Finding, Memory, Practice
 from bench.validity import memory, settings, sharding, traffic
 from bench.validity.known_bad import known_bad
 
-# What stands in a record in place of the device.
-EMULATED = "emulated"
-NOT_KNOWN = [
-    "what CUDA and cuBLAS keep for themselves: context, workspaces, kernels' own temporaries",
-    "NCCL's buffers",
-    "other attention kernels: PyTorch's CPU kernel saves what it saves, not what a GPU's would",
-    "reserved bytes where several streams share the allocator",
-    "time",
-]
 # Values that DeepSpeed and transformers read of a normal step: no overflow, finite norms, ranks that agree, sequences
 # that are not packed. Whoever else decides by content that is not there may have decided otherwise than a real run.
 _EXPECTED_READERS = (

@@ -400,7 +400,10 @@ def test_cell_whose_op_was_not_built_has_a_row() -> None:
 
 def test_skipped_cell_has_a_row() -> None:
     record = skipped(planned(world_size=9), 0, "cpu")
-    assert (record.status, record.reason) == ("skipped", "world_size 9 is above the 8 cpu slots here (--cpu-slots 9)")
+    assert (record.status, record.reason) == (
+        "skipped",
+        "world_size 9 is above the 8 cpu slots here (--cpu-slots 9); mode: auto emulates it",
+    )
     assert (record.launch, record.device, record.num_params) == (None, "cpu", 315_968)
 
 

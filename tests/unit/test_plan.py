@@ -252,7 +252,7 @@ def test_order_of_zero_keys_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("matrix", "reason"),
     [
-        ({"world_size": 65}, "world_size 65 is above the 64 cpu slots here (--cpu-slots 65)"),
+        ({"world_size": 65}, "world_size 65 is above the 64 cpu slots here (--cpu-slots 65); mode: auto emulates it"),
         ({"model": "gpt2", "seq_length": 1025}, "seq_length 1025 is above the 1024 positions of gpt2"),
         ({"num_nodes": 2}, "num_nodes 2: this release launches on one node only"),
     ],

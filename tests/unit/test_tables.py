@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.analysis.frame import frame
 from bench.analysis.footers import footers
+from bench.analysis.frame import frame
 from bench.analysis.tables import markdown, tables
 from bench.record import Finding, parse_record
 
