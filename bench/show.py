@@ -145,7 +145,7 @@ def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def _tables(run: Path) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import footers, frame, tables, witnesses
+    from bench.analysis import agreement, footers, frame, tables, witnesses
 
     manifest, records = _rows(run)
     scenario = manifest["scenario"]
@@ -156,7 +156,8 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
     if len(records) < expected:
         notes.insert(0, f"{expected - len(records)} of {expected} rows are not measured yet.")
     key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
-    return tables.tables(data, key, records), notes
+    beside = agreement.agreement(records)
+    return tables.tables(data, key, records) + beside, notes + ([agreement.NOTE] if beside else [])
 
 
 def _laid_out(table: "Table", columns: list[int]) -> RichTable:

@@ -3,7 +3,7 @@
 RUN/manifest.json            the scenario, its cells, the environment
 RUN/records/<cell_id>[-<stack>]-r<repeat>.json
 RUN/logs/<cell_id>[-<stack>]-r<repeat>.log   beside it, of a row that could not be judged, .result.json
-RUN/traces/<cell_id>[-<stack>]-r<repeat>.json.gz   of an emulated row, what its last counted step ran
+RUN/traces/<cell_id>[-<stack>]-r<repeat>.json.gz   of an emulated row: what its last counted step ran
 RUN/superseded/<time>/       what a fresh run put aside; nothing is deleted
 """
 
@@ -137,7 +137,7 @@ def read_manifest(run: Path) -> dict[str, Any]:
 
 
 def supersede(run: Path, names: set[str]) -> int:
-    """Put the records, logs and traces called ``names`` aside under ``superseded/``; return how many records that were."""
+    """Put records, logs and traces called ``names`` aside under ``superseded/``; return how many records that were."""
     aside = run / "superseded" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     moved = 0
     for folder, suffix in (

@@ -29,7 +29,7 @@ def _emulated(cell: Cell) -> str:
     if cell.emulation is None:
         return ""
     last = cell.world_size - 1
-    rank = {0: "first", last: "last", cell.world_size // 2: "middle"}.get(cell.emulation.rank)
+    rank = {cell.world_size // 2: "middle", last: "last", 0: "first"}.get(cell.emulation.rank)
     return (
         f"emulated {f'{rank} rank' if rank else f'rank {cell.emulation.rank}'}, {cell.emulation.gpus_per_node} GPUs of "
         f"{cell.emulation.gpu_memory_bytes / 2**30:g} GiB per node, {cell.emulation.accelerator_path} path"
