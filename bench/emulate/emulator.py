@@ -221,6 +221,8 @@ class Emulator(TorchDispatchMode):
         for name, value in kwargs.items():
             parts.append(name)
             real = _describe((value,), parts, tensors) and real
+        if not tensors:  # arange(3.0)
+            parts += [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
         key = tuple(parts)
         if kind == _READS:
             return self._read(func, args, tensors, real)

@@ -1,4 +1,4 @@
-"""An operator that does not run returns what the real one returns on CPU: shapes, strides, dtypes, storages, no more."""
+"""An operator that does not run returns what the real one returns on CPU: shapes, strides, dtypes and storages."""
 
 import pytest
 import torch
