@@ -1,5 +1,6 @@
 """Tensors without memory: whatever does not touch their content works, whatever does ends the process."""
 
+import ast
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def hollow(*shape, dtype=torch.float32):
 def python(code):
     """Run ``code`` in a process of its own; return it when it has ended, its text captured."""
     lines = "import resource, torch\nfrom bench.emulate.emulator import Emulator\n" + textwrap.dedent(code)
-    command = [sys.executable, "-X", "faulthandler", "-c", lines]
+    command = [sys.executable, "-c", lines]
     return subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=100)
 
 
@@ -58,14 +59,32 @@ READS = {
 }
 
 
+@pytest.fixture(scope="module")
+def fates():
+    """Let every read happen in a fork of one process; return what ended it and what it printed, by read."""
+    ended = python(f"""
+        import os
+        for name, code in {READS!r}.items():
+            read, write = os.pipe()
+            if not (child := os.fork()):
+                os.dup2(write, 1)
+                Emulator().__enter__()
+                exec(code)
+                print("a number", flush=True)
+                os._exit(0)
+            os.close(write)
+            _, status = os.waitpid(child, 0)
+            print([name, os.waitstatus_to_exitcode(status), os.read(read, 100)])
+    """)
+    assert ended.returncode == 0, ended.stderr
+    return {name: fate for name, *fate in map(ast.literal_eval, ended.stdout.splitlines())}
+
+
 @pytest.mark.parametrize("read", READS)
-def test_who_touches_the_content_gets_no_number(read):
-    code = "emulator = Emulator()\nemulator.__enter__()\n" + READS[read] + "\nprint('a number')"
-    ended = python(code)
-    # x86 raises SIGBUS where the address stands in a register of the stack.
-    assert ended.returncode in (-signal.SIGSEGV, -signal.SIGBUS)
-    assert ended.stdout == ""
-    assert "Fatal Python error: " in ended.stderr
+def test_who_touches_the_content_gets_no_number(fates, read):
+    status, printed = fates[read]
+    assert status in (-signal.SIGSEGV, -signal.SIGBUS)  # x86 raises the second for some registers
+    assert printed == b""
 
 
 @given(st.lists(st.integers(0, 2**44), min_size=2, max_size=30))
