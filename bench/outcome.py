@@ -228,6 +228,7 @@ def outcome(
         oom_kills=oom_kills,
         world_size=cell.num_processes,
         device=device,
+        emulated=cell.emulation is not None,
     )
     record = _blank(planned, repeat, device, status, reason)
     tail = text.splitlines()[-LOG_TAIL_LINES:]

@@ -4,15 +4,17 @@ import json
 import linecache
 import signal
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, get_args
 
 from bench import messages
-from bench.hang import RankStack, judge_stacks
+from bench.hang import RankStack, judge_stacks, threads
 from bench.record import Failure, Status
 
 # What a rank says of itself that no time-out after it can change.
 _SETTLED = ("oom", "unsupported", "config_error", "build_error")
+# How a process ends that touches a tensor without memory; x86 raises the second for some registers.
+_NO_MEMORY = ("SIGSEGV", "SIGBUS")
 
 
 def _first_failure(work: Path) -> dict[str, Any] | None:
@@ -90,6 +92,15 @@ def _spoken(first: dict[str, Any], ended_by: str | None, lost: bool, device: str
     return status, f"{cause}rank {first['rank']}, {first['activity']}{during}: {first['type']}: {lines[0]}"
 
 
+def _content_read(log: str, signal_name: str) -> str:
+    """Return the reason of an emulated rank that touched a tensor without memory, from the stack in its log."""
+    dump = log[found:] if (found := log.find("Current thread 0x")) >= 0 else ""
+    frames = next(iter(threads(dump)), [])
+    reader = next((frame for frame in frames if not {"torch", "numpy"} & set(PurePath(frame.file).parts)), None)
+    where = f"; {reader.function} at {PurePath(reader.file).name}:{reader.line}" if reader else ""
+    return f"its code reads the content of a tensor outside torch's dispatcher ({signal_name}){where}; see the log"
+
+
 def judge_launch(
     work: Path,
     exit_status: int | None,
@@ -100,12 +111,13 @@ def judge_launch(
     oom_kills: str | None = None,
     world_size: int = 1,
     device: str = "cpu",
+    emulated: bool = False,
 ) -> tuple[Status, str | None, Failure | None]:
     """Return status, reason and first failure of a launch whose ranks wrote into ``work``.
 
     ``exit_status`` is the launcher's, ``None`` when it was killed at its time-out; ``log`` the text of all ranks;
     ``stacks`` and ``oom_kills`` what bench.launch.witness saw. A rank that left a file is judged by it, one that
-    did not by the log.
+    did not by the log. The tensors of an ``emulated`` rank have no content, and who reads it is killed.
     """
     first = _first_failure(work)
     failure = _failure(first) if first else None
@@ -130,6 +142,8 @@ def judge_launch(
     ended_by = f"killed by {name}{killer}" if name else None
     if first is not None:
         return *_spoken(first, ended_by, lost, device), failure
+    if emulated and name in _NO_MEMORY:
+        return "unsupported", _content_read(log, name), None
     if exit_status == 0:
         return "silent_exit", "exit status 0, but rank 0 left no result", None
     raised, failure = _logged_failure(log, world_size)

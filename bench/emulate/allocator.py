@@ -36,8 +36,8 @@ class Allocator:
     """``change`` it; then read ``allocated_bytes``, ``reserved_bytes``, their peaks, and ``out_of_memory``.
 
     ``capacity_bytes`` is that of the device. Beyond it the allocator gives back what it has cached and tries again, as
-    PyTorch's does (``num_alloc_retries``); where even that is not enough, ``out_of_memory`` keeps the first request
-    that failed, and the model goes on as if the device were larger.
+    PyTorch's does (``num_alloc_retries``); where even that is not enough, ``out_of_memory`` keeps the size of the first
+    segment that was refused, as PyTorch's message does, and the model goes on as if the device were larger.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -51,11 +51,12 @@ class Allocator:
         self._next_segment = 0
 
     def change(self, key: int, size: int) -> None:
-        """Storage ``key`` has ``size`` bytes from now on; 0 is its release."""
-        if (block := self._taken.pop(key, None)) is not None:
-            self._release(block)
+        """Storage ``key`` has ``size`` bytes from now on; 0 is its release. A resized one is copied: both are held."""
+        before = self._taken.pop(key, None)
         if size:
             self._taken[key] = self._take(size)
+        if before is not None:
+            self._release(before)
 
     def _take(self, requested: int) -> _Block:
         size = max(_MIN_BLOCK, _up(requested, _MIN_BLOCK))
@@ -92,7 +93,7 @@ class Allocator:
             self.num_alloc_retries += 1
             self._give_back()
             if self.reserved_bytes + length > self.capacity_bytes and self.out_of_memory is None:
-                self.out_of_memory = size
+                self.out_of_memory = length
         self.reserved_bytes += length
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         address = self._next_segment

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from bench.emulate.hollow import AddressSpace, is_hollow
 
@@ -97,18 +97,26 @@ def _kind(func: Any) -> int:
     return _MUTATES if schema.is_mutable else _MAKES
 
 
-def _written(func: Any) -> list[tuple[int, str]]:
-    """Return position and name of the arguments that ``func`` returns after it has written to them, in order."""
-    schema, found = func._schema, []
-    for returned in schema.returns:
-        if returned.alias_info is None:
+class _Writes(NamedTuple):
+    """Position (-1: none) and name of the arguments that an operator writes to, and of those it then returns."""
+
+    written: list[tuple[int, str]]
+    returned: list[tuple[int, str]]
+
+
+def _writes(func: Any) -> _Writes:
+    schema = func._schema
+    written = {
+        (-1 if argument.kwarg_only else number, argument.name): argument.alias_info.before_set
+        for number, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    returned = []
+    for each in schema.returns:
+        if each.alias_info is None:
             raise NotEmulatedError(f"{func} writes to an argument and makes a tensor")
-        for number, argument in enumerate(schema.arguments):
-            alias = argument.alias_info
-            if alias is not None and alias.is_write and alias.before_set == returned.alias_info.before_set:
-                found.append((-1 if argument.kwarg_only else number, argument.name))
-                break
-    return found
+        returned.append(next(where for where, alias in written.items() if alias == each.alias_info.before_set))
+    return _Writes([*written], returned)
 
 
 def _describe(arguments: Any, key: list[Any], tensors: list[torch.Tensor]) -> bool:
@@ -184,7 +192,7 @@ class Emulator(TorchDispatchMode):
         self._observers: list[Observer] = []
         self._space = AddressSpace()
         self._kinds: dict[int, int] = {}  # by id: an operator's own hash is slow
-        self._writes: dict[Any, list[tuple[int, str]]] = {}
+        self._writes: dict[Any, _Writes] = {}
         self._rules: dict[tuple[Any, ...], _Rule] = {}
         self._fake = FakeTensorMode()
 
@@ -235,6 +243,8 @@ class Emulator(TorchDispatchMode):
         for name, value in kwargs.items():
             parts.append(name)
             real = _describe((value,), parts, tensors) and real
+        if not tensors:  # arange(3.0)
+            parts += [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
         key = tuple(parts)
         if kind == _READS:
             return self._read(func, args, tensors, real)
@@ -312,11 +322,17 @@ class Emulator(TorchDispatchMode):
             return result
         writes = self._writes.get(func)
         if writes is None:
-            writes = self._writes[func] = _written(func)
-        found = [args[number] if 0 <= number < len(args) else kwargs[name] for number, name in writes]
-        for each in found:
+            writes = self._writes[func] = _writes(func)
+        values = {
+            name: args[number] if 0 <= number < len(args) else kwargs.get(name) for number, name in writes.written
+        }
+        for each in tree_leaves(values):
             if isinstance(each, torch.Tensor) and not is_hollow(each):
                 _mark(each, func._schema.name)
+        outs = [values[name] for number, name in writes.written if number < 0]
+        if any(isinstance(out, torch.Tensor) and not out.numel() for out in outs):
+            raise NotEmulatedError(f"{func} is to resize what it writes to")
+        found = [values[name] for _, name in writes.returned]
         return None if not found else found[0] if len(found) == 1 else tuple(found)
 
     def _learn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rule:

@@ -67,6 +67,7 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
         else:
             from bench.emulate.rank import emulated_rank
 
+            faulthandler.enable()  # what reads a tensor without memory, read by bench.status
             rank = instruments.enter_context(emulated_rank(cell))
         # All of them: a forked rank has inherited the state of those that no fork renews.
         random.seed(cell.seed)

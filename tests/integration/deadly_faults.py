@@ -1,4 +1,4 @@
-"""What a cell's rank can do to itself and to what is around it; called in rank 1 before the counting pass."""
+"""What a cell's rank can do to itself and to what is around it; faulty_rank.py says when and in which rank."""
 
 import ctypes
 import os
@@ -24,6 +24,12 @@ def stops_its_agent():
 
 def reads_where_nothing_is():
     ctypes.string_at(0)
+
+
+def reads_a_tensor_outside_the_dispatcher():
+    import torch
+
+    torch.zeros(1000).numpy().sum()
 
 
 def never_comes():

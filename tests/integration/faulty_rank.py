@@ -1,7 +1,7 @@
 """What the ranks of these tests run: the worker, after a fault if the test asks for one.
 
-A fault of seeded_faults.py is put in before the worker starts; one of deadly_faults.py happens in rank 1, when the
-model and the engine are there.
+A fault of seeded_faults.py is put in before the worker starts; one of deadly_faults.py happens in rank 1, or in the
+only one, when the model and the engine are there.
 """
 
 import os
@@ -18,7 +18,7 @@ def main(path):
 
         if fault in seeded_faults.FAULTS:
             seeded_faults.FAULTS[fault]()
-        elif os.environ["RANK"] == "1":
+        elif os.environ["RANK"] == "1" or os.environ["WORLD_SIZE"] == "1":
             counting_pass = Loop.counting_pass
 
             def broken(self, *arguments):

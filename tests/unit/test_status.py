@@ -181,3 +181,36 @@ def test_a_failure_file_with_a_wrong_value_is_passed_over(tmp_path, wrong):
     values = {"status": "oom", "message": "boom", "time": 1.0} | wrong
     fail(tmp_path, 0, values.pop("status"), values.pop("message"), values.pop("time"), **values)
     assert judge_launch(tmp_path, 1, 9)[::2] == ("crashed", None)
+
+
+FATAL = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f1a (most recent call first):
+  File "/lib/threading.py", line 320 in wait
+
+Current thread 0x00007f1b (most recent call first):
+  File "/lib/site-packages/torch/_tensor_str.py", line 155 in __init__
+  File "/lib/site-packages/model/code.py", line 7 in forward
+  File "/lib/bench/worker/main.py", line 9 in main
+
+Extension modules: torch._C (total: 1)
+"""
+
+
+@pytest.mark.parametrize(("exit_status", "name"), [(-11, "SIGSEGV"), (245, "SIGSEGV"), (-7, "SIGBUS"), (249, "SIGBUS")])
+def test_an_emulated_rank_that_reads_content_is_unsupported(tmp_path, exit_status, name):
+    said = f"its code reads the content of a tensor outside torch's dispatcher ({name})"
+    status, reason, failure = judge_launch(tmp_path, exit_status, 9, log=FATAL, emulated=True)
+    assert (status, failure) == ("unsupported", None)
+    assert reason == f"{said}; forward at code.py:7; see the log"
+    assert judge_launch(tmp_path, exit_status, 9, emulated=True)[:2] == ("unsupported", f"{said}; see the log")
+    # A measured rank has all of its memory.
+    assert judge_launch(tmp_path, exit_status, 9, log=FATAL)[0] == "crashed"
+
+
+def test_another_end_of_an_emulated_rank_is_judged_as_any(tmp_path):
+    assert judge_launch(tmp_path, -9, 9, emulated=True)[0] == "crashed"
+    assert judge_launch(tmp_path, -9, 9, oom_kills=KILLS, emulated=True)[0] == "host_oom"
+    assert judge_launch(tmp_path, 1, 9, log=traceback("NotEmulatedError: no"), emulated=True)[0] == "unsupported"
+    fail(tmp_path, 0, status="config_error")
+    assert judge_launch(tmp_path, 1, 9, emulated=True)[0] == "config_error"
