@@ -153,6 +153,8 @@ def _laws(points: dict[str, MemoryPoint], stage: int, psi: int, ranks: int) -> d
         found["bucket at a peak in backward, elements of reduce_bucket_size"] = Fraction(peak["zero_buckets"], _BUCKET)
         if stage == 1:
             found["gradients at a peak in backward, psi"] = Fraction(peak["gradients"], psi)
+            states = sum(peak[name] for name in STATES)
+            found["all three at a peak in backward, the paper's formula"] = states / (4 * psi + 12 * share)
     if step.get("gradients", 0) and stage < 3:
         found["temporaries of the step before whole gradients are freed, psi/N"] = temporaries / share
     else:
@@ -169,6 +171,23 @@ def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _gb(value: Fraction | int, sign: str = "") -> str:
     """Return GB to the megabyte; a term that is nothing at all is '0', one too small to see '+0.000'."""
     return format(float(value) / GB, f"{sign},.3f") if value else "0"
+
+
+def summary_table(found: list[Ledger]) -> str:
+    """Return the paper's own layout: what it prints, and beside it the three figures of each row that there is."""
+    by_place = {(each.model, each.ranks, each.stage): each for each in found}
+    header = ["psi", "N"] + [f"z{stage} {what}" for stage in (1, 2, 3) for what in ("paper", "held", "steady", "peak")]
+    rows = []
+    for model, ranks in dict.fromkeys(
+        (each.model, each.ranks) for each in sorted(found, key=lambda e: (e.psi, e.ranks))
+    ):
+        row = [model.upper(), str(ranks)]
+        for stage in (1, 2, 3):
+            each = by_place.get((model, ranks, stage))
+            row.append(printed(model, ranks, stage))
+            row += [f"{size / GB:,.2f}" for size in (each.held, each.steady, each.peak)] if each else ["-"] * 3
+        rows.append(row)
+    return _table(header, rows)
 
 
 def states_table(found: list[Ledger]) -> str:
@@ -213,12 +232,14 @@ def main(run: Path) -> None:
     """Print the tables of ``run``."""
     records = [record for record in read_records(run) if record.status == "completed"]
     found = sorted(map(ledger, records), key=lambda each: (each.psi, each.stage, each.ranks))
+    print(f"GB of 1e9 bytes\n\n{summary_table(found)}\n")
     for model in PSI:
         here = [each for each in found if each.model == model]
         if here:
             print(
-                f"{model}: {here[0].psi:,} parameters, GB of 1e9 bytes\n\n{states_table(here)}\n\n{peak_table(here)}\n"
+                f"{model}, {here[0].psi:,} parameters: held after backward, and between steps\n\n{states_table(here)}\n"
             )
+            print(f"{model}, {here[0].psi:,} parameters: the peak\n\n{peak_table(here)}\n")
     print(f"Bytes per unit over {len(found)} cells, whose terms sum to the figures exactly\n\n{laws_table(found)}")
 
 
