@@ -75,6 +75,7 @@ _READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.def
 # Its shape function refuses what its CPU kernel computes, other dtypes than bfloat16 (torch 2.13).
 _BF16_SHAPES_ONLY = torch.ops.aten._grouped_mm.default
 _CAT, _MANY = torch.ops.aten.cat.default, 8
+_REDUCE_SCATTER, _SPLIT = torch.ops.c10d._reduce_scatter_base_.default, torch.ops.aten.split.Tensor
 # Called once per operator: what it tells about one that just ran.
 Listener = Callable[[tuple[Any, ...], Any, tuple[Any, ...], dict[str, Any], Any], None]
 
@@ -179,13 +180,15 @@ class Emulator(TorchDispatchMode):
     function that read it and the operator it came from; ``guessed`` has the first value that was given for it.
 
     ``listener``, if set, is called with key, operator, arguments and result of every operator that is not a view.
+    ``backend``: what carries the collectives; gloo takes memory that an observer sees.
 
     Raises:
         NotEmulatedError: by an operator whose result depends on content.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "nccl") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._backend = backend
         self.guesses: Counter[tuple[str, str]] = Counter()
         self.guessed: dict[tuple[str, str], str] = {}
         self.listener: Listener | None = None
@@ -228,6 +231,8 @@ class Emulator(TorchDispatchMode):
             result = self._compute(func, kind, args, kwargs)
         for observer in self._observers:
             observer.after(func, result)
+        if func is _REDUCE_SCATTER and self._backend == "gloo":
+            self._show_copy(args[1])
         return result
 
     def _compute(self, func: Any, kind: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -278,6 +283,18 @@ class Emulator(TorchDispatchMode):
                 _mark(tensor, func._schema.name)
         work = FakeWork().boxed()
         return work if len(func._schema.returns) == 1 else (args[0], work)
+
+    def _show_copy(self, handed: torch.Tensor) -> None:
+        """Let the observers see gloo's own copy of what it was ``handed`` to reduce and scatter.
+
+        It all-reduces a copy, and splits that when it is waited for (torch 2.13): there the program sees it, until the
+        wait ends. DeepSpeed waits at once, so here the copy comes and goes in one.
+        """
+        size = handed.numel() * handed.element_size()
+        shape = _Output((handed.numel(),), (1,), handed.dtype, size, not is_hollow(handed))
+        copy = self._make("tensor", shape, [], _SPLIT)
+        for observer in self._observers:
+            observer.after(_SPLIT, copy)
 
     def _read(self, func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor], real: bool) -> Any:
         if real:

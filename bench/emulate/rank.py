@@ -66,7 +66,7 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
     assert target is not None
     if STRATEGIES[cell.strategy].zero_stage is None:
         raise NotEmulatedError("torch DDP's reducer is C++ that reads and writes memory outside the dispatcher")
-    emulator, meter = Emulator(), StorageMeter()
+    emulator, meter = Emulator(BACKENDS[target.accelerator_path]), StorageMeter()
     rank = EmulatedRank(cell, target, emulator, meter)
     meter.allocator = rank.allocator.change
     interventions.choose_accelerator(target.accelerator_path, target.gpu_memory_bytes, meter.allocated_bytes)
