@@ -174,7 +174,7 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
     )
 
 
-def _counted(planned: PlannedCell, result: dict[str, Any]) -> dict[str, Any]:
+def _counted(planned: PlannedCell, result: dict[str, Any], log: str) -> dict[str, Any]:
     """Return what the counting pass found, as it stands in measured and emulated records alike."""
     cell, ranks = planned.cell, result["ranks"]
     practices = holds_for(result["stack"], cell.strategy)
@@ -188,6 +188,8 @@ def _counted(planned: PlannedCell, result: dict[str, Any]) -> dict[str, Any]:
         "practice": practice(cell, planned.config, result["backend"]) if practices else None,
         "skipped_steps": result["skipped_steps"],
         "activity_s": result["activity_s"],
+        # Stage 3 alone records an order of modules, and bench.zero.ds_config has it say when it drops that.
+        "trace_invalidations": trace_invalidations(log) if cell.strategy == "z3" else None,
     }
 
 
@@ -239,13 +241,13 @@ def outcome(
     result = json.loads((work / "result.json").read_text())
     if cell.emulation is not None:
         return record.model_copy(
-            update=emulated(planned, result, _counted(planned, result), f"traces/{log.stem}.json.gz")
+            update=emulated(planned, result, _counted(planned, result, text), f"traces/{log.stem}.json.gz")
         )
     ranks = result["ranks"]
     means = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     losses = [loss if math.isfinite(loss) else None for loss in means]
     timing = _timing(cell, result, device, num_cores)
-    counted = _counted(planned, result)
+    counted = _counted(planned, result, text)
     evidence = Evidence(
         losses, references, comm=counted["comm"], practice=counted["practice"], memory=counted["memory"], log=text
     )
@@ -261,7 +263,5 @@ def outcome(
             "timing": timing,
             "throughput": throughput(cell, timing.step_time_s, planned.config, result["device_name"]),
             "losses": losses,
-            # Stage 3 alone records an order of modules, and bench.zero.ds_config has it say when it drops that.
-            "trace_invalidations": trace_invalidations(text) if cell.strategy == "z3" else None,
         }
     )

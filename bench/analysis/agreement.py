@@ -8,7 +8,7 @@ from bench.record import RankMemory, Record
 
 NOTE = (
     "Emulated beside measured: the same cell, the same rank. 'diff' is emulated less measured; '=': equal to the byte. "
-    "On CUDA, where the allocator counts whole blocks, the modelled allocator's figures stand in place of the exact bytes."
+    "On CUDA, where the allocator counts whole blocks, the modelled allocator's figures stand in place of exact bytes."
 )
 
 

@@ -27,6 +27,8 @@ def _asked(cell: Cell) -> dict[str, Any]:
         "optimizer": cell.optimizer.name,
         "lr": cell.optimizer.lr,
         "weight_decay": cell.optimizer.weight_decay,
+        "optimizer_implementation": cell.optimizer.implementation,
+        **({"experts_implementation": cell.experts_implementation} if cell.experts_implementation else {}),
         "activation_checkpointing": "non-reentrant" if cell.activation_checkpointing else "none",
         "offload_optimizer": False,
         "offload_param": False,

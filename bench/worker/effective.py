@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.models.catalog import has_experts
 from bench.worker.ddp import DDPEngine
 from bench.worker.engine import inner_optimizer, optimizer_steps
 
@@ -57,6 +58,20 @@ def _dropout(model: nn.Module) -> float:
     return max((float(v) for v in found.values() if isinstance(v, int | float)), default=0.0)
 
 
+def _implementation(group: dict[str, Any]) -> str:
+    """Return which of PyTorch's implementations of an optimizer steps over ``group``."""
+    return "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
+
+
+def _experts(model: nn.Module) -> dict[str, str]:
+    """Return how a mixture of experts runs them, as transformers names it; nothing for other models."""
+    config = getattr(model, "config", None)
+    if config is None or not has_experts(config.to_dict()):
+        return {}
+    chosen = getattr(config, "_experts_implementation", None)
+    return {} if chosen is None else {"experts_implementation": str(chosen)}
+
+
 def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
     inner = inner_optimizer(engine)
     group = inner.param_groups[0]
@@ -66,6 +81,7 @@ def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
         "optimizer": type(inner).__name__,
         "lr": float(group["lr"]),
         "weight_decay": float(group["weight_decay"]),
+        "optimizer_implementation": _implementation(group),
         "master_dtype": _dtype(masters[0].dtype) if masters else None,
         "optimizer_steps_at_start": optimizer_steps(engine),
         "world_size": torch.distributed.get_world_size(),
@@ -73,6 +89,7 @@ def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
         "num_trainable_params": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad),
         "activation_checkpointing": _checkpointing(model),
         "dropout": _dropout(model),
+        **_experts(model),
         "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1),
     }
 
