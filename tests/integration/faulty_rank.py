@@ -1,7 +1,8 @@
 """What the ranks of these tests run: the worker, after a fault if the test asks for one.
 
 A fault of seeded_faults.py is put in before the worker starts; one of deadly_faults.py happens in rank 1, or in the
-only one, when the model and the engine are there.
+only one, when the model and the engine are there. left_collectives.py is no fault: it only has every rank leave what
+it recorded.
 """
 
 import os
@@ -12,11 +13,15 @@ from bench.worker.loop import Loop
 
 
 def main(path):
-    if fault := Path(os.environ["ZEROSTAGE_TEST_FAULT_FILE"]).read_text():
+    file = Path(os.environ["ZEROSTAGE_TEST_FAULT_FILE"])
+    if fault := file.read_text():
         import deadly_faults
+        import left_collectives
         import seeded_faults
 
-        if fault in seeded_faults.FAULTS:
+        if fault == left_collectives.NAME:
+            left_collectives.put_in(file.parent)
+        elif fault in seeded_faults.FAULTS:
             seeded_faults.FAULTS[fault]()
         elif os.environ["RANK"] == "1" or os.environ["WORLD_SIZE"] == "1":
             counting_pass = Loop.counting_pass
