@@ -225,14 +225,15 @@ class Emulator(TorchDispatchMode):
             for observer in self._observers:
                 observer.before(func, args, kwargs)
             result = self._communicate(func, args)
-        elif kind == _NATIVE:
+            if func is _REDUCE_SCATTER and self._backend == "gloo":
+                self._show_copy(args[1])
+            return result  # of what it was handed: nothing that observers have not seen
+        if kind == _NATIVE:
             result = func(*args, **kwargs)
         else:
             result = self._compute(func, kind, args, kwargs)
         for observer in self._observers:
             observer.after(func, result)
-        if func is _REDUCE_SCATTER and self._backend == "gloo":
-            self._show_copy(args[1])
         return result
 
     def _compute(self, func: Any, kind: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

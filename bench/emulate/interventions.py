@@ -64,6 +64,39 @@ def agreement_with_rank_0() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def views_undispatched() -> Iterator[None]:
+    """Let ``tensor.narrow(...)`` and ``tensor[start:stop]`` pass by the dispatch modes, which have nothing to do there.
+
+    For speed alone: stage 3 cuts every gradient into a piece for each rank, a million views per step for 70B parameters
+    on 1024 ranks, and each costs three times as much through a dispatch mode.
+    """
+    narrow, getitem = torch.Tensor.narrow, torch.Tensor.__getitem__
+
+    def undispatched_narrow(self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            return narrow(self, dim, start, length)
+        finally:
+            del guard
+
+    def undispatched_slice(self: torch.Tensor, index: Any) -> torch.Tensor:
+        if type(index) is not slice:
+            return getitem(self, index)
+        guard = torch._C._DisableTorchDispatch()
+        try:
+            return getitem(self, index)
+        finally:
+            del guard
+
+    torch.Tensor.narrow = undispatched_narrow  # type: ignore[assignment,method-assign]
+    torch.Tensor.__getitem__ = undispatched_slice  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.narrow, torch.Tensor.__getitem__ = narrow, getitem  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
 def no_record_stream() -> Iterator[None]:
     """Let ``tensor.record_stream(stream)`` do nothing: it only accepts a stream of a device that torch was built for.
 

@@ -75,6 +75,7 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
     with ExitStack() as stack:
         stack.enter_context(interventions.no_record_stream())
         stack.enter_context(interventions.agreement_with_rank_0())
+        stack.enter_context(interventions.views_undispatched())
         stack.enter_context(emulator)
         stack.enter_context(emulator.observed_by(meter))
         yield rank
