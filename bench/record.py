@@ -252,7 +252,7 @@ class AllocatorModel(_Model):
 
     Peaks are those of the last counted step. ``peak_allocated_bytes`` differs from the exact figure by the rounding of
     blocks. ``num_alloc_retries``: how often, since the process began, the device was full and the cache given back;
-    ``out_of_memory_bytes``: the first request that even then did not fit, ``None`` if all did.
+    ``out_of_memory_bytes``: the first segment that even then the device refused, ``None`` if there was room for all.
     """
 
     peak_allocated_bytes: int

@@ -7,32 +7,19 @@ content that is not there, it is a guess, and a guess that the program reads is 
 """
 
 import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch._C._distributed_c10d import FakeWork
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bench.emulate.guesses import mark, origin_of, reader
 from bench.emulate.hollow import AddressSpace, is_hollow
-
-# Up to this many elements a tensor is real: one value for the whole tensor, or a few, as control flow needs.
-SMALL_NUMEL = 16
-# So are larger ones of whole numbers, where nothing but real ones went into them: positions, masks, token ids.
-_INTEGER_BYTES = 8 << 20
-
-
-class NotEmulatedError(Exception):
-    """An operator whose result cannot be known without the content of its arguments."""
+from bench.emulate.shapes import NotEmulatedError, Output, Rule, describe, flat, learn
 
 
 class Observer(Protocol):
@@ -47,34 +34,9 @@ class Observer(Protocol):
         ...
 
 
-class _Output(NamedTuple):
-    """One tensor that an operator makes."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    num_bytes: int
-    small: bool
-
-
-class _Rule(NamedTuple):
-    """What an operator returns: a new tensor (`_Output`), an argument (its number) or a constant, per leaf.
-
-    ``native``: the real operator is to be called, because its result aliases an argument or is on no real device.
-    ``computable``: its results are so small that it is called too where all of its arguments are real.
-    """
-
-    native: bool
-    leaves: tuple[tuple[str, Any], ...] = ()
-    spec: Any = None
-    computable: bool = False
-
-
 _VIEW, _NATIVE, _READS, _MUTATES, _MAKES, _COLLECTIVE = range(6)
 _READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
-# Its shape function refuses what its CPU kernel computes, other dtypes than bfloat16 (torch 2.13).
-_BF16_SHAPES_ONLY = torch.ops.aten._grouped_mm.default
-_CAT, _MANY = torch.ops.aten.cat.default, 8
+_CAT = torch.ops.aten.cat.default
 _REDUCE_SCATTER, _SPLIT = torch.ops.c10d._reduce_scatter_base_.default, torch.ops.aten.split.Tensor
 # Called once per operator: what it tells about one that just ran.
 Listener = Callable[[tuple[Any, ...], Any, tuple[Any, ...], dict[str, Any], Any], None]
@@ -120,61 +82,6 @@ def _writes(func: Any) -> _Writes:
     return _Writes([*written], returned)
 
 
-def _describe(arguments: Any, key: list[Any], tensors: list[torch.Tensor]) -> bool:
-    """Append to ``key`` all that the shapes of a result can depend on; return whether every tensor is real."""
-    real = True
-    for argument in arguments:
-        if isinstance(argument, torch.Tensor):
-            tensors.append(argument)
-            key += (argument.dtype, argument.shape, argument.stride(), argument.is_meta)
-            real = real and not is_hollow(argument)
-        elif isinstance(argument, list | tuple):
-            key.append(len(argument))
-            real = _describe(argument, key, tensors) and real
-        elif isinstance(argument, float):
-            key.append(float)  # a learning rate changes every step, and no shape
-        elif not isinstance(argument, torch.Generator):
-            key += (type(argument), argument)
-    return real
-
-
-def _flat(tensors: list[torch.Tensor]) -> tuple[torch.dtype, int] | None:
-    """Return dtype and elements of all ``tensors`` in a row, where these are hollow vectors of one dtype, and many.
-
-    Stage 3 joins a piece for every rank, in ever new sizes; to learn each as other operators are learned takes seconds.
-    """
-    if len(tensors) < _MANY:
-        return None
-    dtype, numel = tensors[0].dtype, 0
-    for tensor in tensors:
-        if tensor.dtype != dtype or tensor.dim() != 1:
-            return None
-        numel += tensor.shape[0]
-    return (dtype, numel) if is_hollow(tensors[0]) and numel > SMALL_NUMEL else None
-
-
-def _mark(tensor: torch.Tensor, origin: str) -> None:
-    """Note that the content of ``tensor`` is a guess, by the operator ``origin``; its storage keeps the note."""
-    tensor.untyped_storage()._zerostage_guess = origin  # type: ignore[attr-defined]
-
-
-def _origin(tensors: list[torch.Tensor]) -> str | None:
-    """Return the operator that a value computed from ``tensors`` is a guess by, ``None`` if it is known."""
-    found = (getattr(tensor.untyped_storage(), "_zerostage_guess", None) for tensor in tensors if not tensor.is_meta)
-    return next((origin for origin in found if origin), None)
-
-
-def _reader() -> str:
-    """Return the innermost function outside torch and the emulator that is running: module and name."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if module not in ("torch", __name__) and not module.startswith("torch."):
-            return f"{module}.{frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return "?"
-
-
 class Emulator(TorchDispatchMode):
     """While active, no operator computes. ``guesses`` counts what the program read of content that is not there, by the
     function that read it and the operator it came from; ``guessed`` has the first value that was given for it.
@@ -196,7 +103,7 @@ class Emulator(TorchDispatchMode):
         self._space = AddressSpace()
         self._kinds: dict[int, int] = {}  # by id: an operator's own hash is slow
         self._writes: dict[Any, _Writes] = {}
-        self._rules: dict[tuple[Any, ...], _Rule] = {}
+        self._rules: dict[tuple[Any, ...], Rule] = {}
         self._fake = FakeTensorMode()
 
     @classmethod
@@ -228,27 +135,24 @@ class Emulator(TorchDispatchMode):
             if func is _REDUCE_SCATTER and self._backend == "gloo":
                 self._show_copy(args[1])
             return result  # of what it was handed: nothing that observers have not seen
-        if kind == _NATIVE:
-            result = func(*args, **kwargs)
-        else:
-            result = self._compute(func, kind, args, kwargs)
+        result = func(*args, **kwargs) if kind == _NATIVE else self._compute(func, kind, args, kwargs)
         for observer in self._observers:
             observer.after(func, result)
         return result
 
     def _compute(self, func: Any, kind: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is _CAT and (flat := _flat(args[0])) is not None:
-            dtype, numel = flat
+        if func is _CAT and (row := flat(args[0])) is not None:
+            dtype, numel = row
             result = self._space.tensor((numel,), (1,), dtype, numel * dtype.itemsize)
             if self.listener is not None:
                 self.listener((id(func), dtype, numel), func, args, kwargs, result)
             return result
         parts: list[Any] = [id(func)]
         tensors: list[torch.Tensor] = []
-        real = _describe(args, parts, tensors)
+        real = describe(args, parts, tensors)
         for name, value in kwargs.items():
             parts.append(name)
-            real = _describe((value,), parts, tensors) and real
+            real = describe((value,), parts, tensors) and real
         if not tensors:  # arange(3.0)
             parts += [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
         key = tuple(parts)
@@ -259,7 +163,7 @@ class Emulator(TorchDispatchMode):
         else:
             rule = self._rules.get(key)
             if rule is None:
-                rule = self._rules[key] = self._learn(func, args, kwargs)
+                rule = self._rules[key] = learn(func, args, kwargs, self._fake)
             if rule.native:
                 return func(*args, **kwargs)
             if real and rule.computable and "empty" not in func._schema.name:  # what empty holds is nobody's to say
@@ -281,7 +185,7 @@ class Emulator(TorchDispatchMode):
                 slot.copy_(sides[1][0])
         for tensor in first:
             if not is_hollow(tensor):
-                _mark(tensor, func._schema.name)
+                mark(tensor, func._schema.name)
         work = FakeWork().boxed()
         return work if len(func._schema.returns) == 1 else (args[0], work)
 
@@ -292,7 +196,7 @@ class Emulator(TorchDispatchMode):
         wait ends. DeepSpeed waits at once, so here the copy comes and goes in one.
         """
         size = handed.numel() * handed.element_size()
-        shape = _Output((handed.numel(),), (1,), handed.dtype, size, not is_hollow(handed))
+        shape = Output((handed.numel(),), (1,), handed.dtype, size, not is_hollow(handed))
         copy = self._make("tensor", shape, [], _SPLIT)
         for observer in self._observers:
             observer.after(_SPLIT, copy)
@@ -300,14 +204,14 @@ class Emulator(TorchDispatchMode):
     def _read(self, func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor], real: bool) -> Any:
         if real:
             value = func(*args)
-            origin = _origin(tensors)
+            origin = origin_of(tensors)
         else:
             kind = torch.bool if func is torch.ops.aten.equal.default else tensors[0].dtype
             value = kind == torch.bool if func is torch.ops.aten.equal.default else 1.0 if kind.is_floating_point else 0
             origin = "content that is not there"
-        if origin is not None and not (reader := _reader()).startswith("bench."):
-            self.guesses[reader, origin] += 1
-            self.guessed.setdefault((reader, origin), repr(value))
+        if origin is not None and not (by := reader()).startswith("bench."):
+            self.guesses[by, origin] += 1
+            self.guessed.setdefault((by, origin), repr(value))
         return value
 
     def _make(self, how: str, what: Any, tensors: list[torch.Tensor], func: Any) -> Any:
@@ -321,15 +225,15 @@ class Emulator(TorchDispatchMode):
             1 if tensors and what.dtype.is_floating_point else 0
         )
         if tensors:
-            _mark(small, func._schema.name)
+            mark(small, func._schema.name)
         return small
 
     def _inherit(self, tensors: list[torch.Tensor], result: Any) -> None:
         """Mark what was computed from a guess as one."""
-        if (origin := _origin(tensors)) is not None:
+        if (origin := origin_of(tensors)) is not None:
             for leaf in result if isinstance(result, list | tuple) else (result,):
                 if isinstance(leaf, torch.Tensor):
-                    _mark(leaf, origin)
+                    mark(leaf, origin)
 
     def _write(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], real: bool
@@ -346,54 +250,9 @@ class Emulator(TorchDispatchMode):
         }
         for each in tree_leaves(values):
             if isinstance(each, torch.Tensor) and not is_hollow(each):
-                _mark(each, func._schema.name)
+                mark(each, func._schema.name)
         outs = [values[name] for number, name in writes.written if number < 0]
         if any(isinstance(out, torch.Tensor) and not out.numel() for out in outs):
             raise NotEmulatedError(f"{func} is to resize what it writes to")
         found = [values[name] for _, name in writes.returned]
         return None if not found else found[0] if len(found) == 1 else tuple(found)
-
-    def _learn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Rule:
-        stand_ins: list[torch.Tensor] = []
-        dtype = args[0].dtype if func is _BF16_SHAPES_ONLY else None
-
-        def stand_in(argument: Any) -> Any:
-            if not isinstance(argument, torch.Tensor):
-                return None if isinstance(argument, torch.Generator) else argument
-            kind = torch.bfloat16 if argument.dtype == dtype else argument.dtype
-            made = torch.empty_strided(argument.shape, argument.stride(), dtype=kind, device=argument.device)
-            stand_ins.append(made)
-            return made
-
-        try:
-            with self._fake:
-                result = func(*tree_map(stand_in, args), **tree_map(stand_in, kwargs))
-        except DataDependentOutputException:
-            raise NotEmulatedError(f"{func} returns a value that depends on the content of its arguments") from None
-        except DynamicOutputShapeException:
-            raise NotEmulatedError(f"{func} returns a shape that depends on the content of its arguments") from None
-        except UnsupportedOperatorException:
-            raise NotEmulatedError(f"{func} has no shape function in this release of torch") from None
-        flat, spec = tree_flatten(result)
-        leaves: list[tuple[str, Any]] = []
-        for leaf in flat:
-            if not isinstance(leaf, torch.Tensor):
-                leaves.append(("constant", leaf))
-                continue
-            storage = leaf.untyped_storage()
-            if leaf.device.type != "cpu" or any(storage._cdata == s.untyped_storage()._cdata for s in stand_ins):
-                return _Rule(native=True)
-            num_bytes, kind = storage.nbytes(), leaf.dtype
-            if dtype not in (None, kind):
-                if leaf.shape[-1] % 8:  # rows are padded to 16 bytes, which is another number of elements
-                    raise NotEmulatedError(f"{func} of {dtype} on rows of {leaf.shape[-1]} elements")
-                num_bytes, kind = num_bytes // kind.itemsize * dtype.itemsize, dtype
-            made = _Output(tuple(leaf.shape), leaf.stride(), kind, num_bytes, leaf.numel() <= SMALL_NUMEL)
-            leaves.append(("tensor", made))
-        computable = all(
-            how != "tensor"
-            or what.small
-            or not (what.dtype.is_floating_point or what.dtype.is_complex or what.num_bytes > _INTEGER_BYTES)
-            for how, what in leaves
-        )
-        return _Rule(False, tuple(leaves), None if isinstance(result, torch.Tensor) else spec, computable)

@@ -11,7 +11,8 @@ from bench.cell import Cell
 from bench.cell import EmulatedRank as Target
 from bench.emulate import interventions
 from bench.emulate.allocator import Allocator
-from bench.emulate.emulator import Emulator, NotEmulatedError
+from bench.emulate.emulator import Emulator
+from bench.emulate.shapes import NotEmulatedError
 from bench.emulate.trace import Trace
 from bench.measure.comm import CollectiveRecorder
 from bench.measure.memory import StorageMeter

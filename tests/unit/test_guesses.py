@@ -5,8 +5,9 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.emulate.emulator import Emulator, NotEmulatedError
+from bench.emulate.emulator import Emulator
 from bench.emulate.hollow import is_hollow
+from bench.emulate.shapes import NotEmulatedError
 
 
 @pytest.fixture
