@@ -29,9 +29,9 @@ CELLS = [
     # Its peak is gloo's own copy of a bucket.
     {"strategy": "z3", "world_size": 4} | RECOMPUTE | GAS,
 ]
-# One rank, so that the optimizer's step is the peak: no bucket stands beside the gradients.
+# One rank with small buckets, so that the optimizer's temporaries make the peak.
 OPTIMIZERS = {
-    name: {"strategy": "z0", "world_size": 1, "dtype": "fp32", "optimizer": {"implementation": name}}
+    name: {"strategy": "z2", "world_size": 1, "optimizer": {"implementation": name}} | SMALL
     for name in ("for-loop", "foreach", "fused")
 }
 
@@ -80,16 +80,16 @@ def test_the_last_rank_of_an_uneven_world_has_a_shard_of_its_own(ranks, measured
 
 
 def test_the_optimizers_implementation_changes_the_peak_as_in_a_real_run(ranks, measured):
-    peaks = set()
-    for settings in OPTIMIZERS.values():
+    peaks = {}
+    for implementation, settings in OPTIMIZERS.items():
         (expected,) = measured(settings)
         assert_equal(emulated(ranks, settings, 0), expected)
-        peaks.add(expected["peak_allocated_bytes"])
-    assert len(peaks) == len(OPTIMIZERS)
+        peaks[implementation] = expected["peak_allocated_bytes"]
+    # Of a shard, which is one tensor, the for-loop makes two temporaries.
+    assert peaks["for-loop"] > max(peaks["foreach"], peaks["fused"])
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("strategy", "overlap"), [("z0", False), *product(("z1", "z2", "z3"), (False, True))])
 def test_the_accelerator_path_changes_no_collective_and_only_the_copy_that_gloo_makes(ranks, strategy, overlap):
     settings = {"strategy": strategy, "world_size": 4, "zero_optimization": {"overlap_comm": overlap}}
     cpu, cuda = (emulated(ranks, settings, 0, path) for path in ("cpu", "cuda-like"))
