@@ -80,7 +80,9 @@ def show_plan(
         known = estimate.history(results, offer.device)
         total_s = sum(estimate.seconds(entry, known, isolation) for entry, _ in launches)
         total_s += sum(estimate.starts([(entry.stack, repeat) for entry, repeat in launches], known, isolation))
-        more = "" if (results / scenario_path.stem / "references").is_dir() else "; reference runs come on top"
+        measured = any(entry.cell.emulation is None for entry, _ in launches)
+        made = (results / scenario_path.stem / "references").is_dir()
+        more = "; reference runs come on top" if measured and not made else ""
         text = f"about {duration(total_s)}, {estimate.basis([entry for entry, _ in launches], known, isolation)}{more}"
         console.print(text, highlight=False, markup=False)
     to_make = [s for s in dict.fromkeys(entry.stack for entry, _ in launches) if s and not isolated.is_made(s)]
