@@ -32,16 +32,25 @@ def _attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     return int(product * (3 * width + 2 * value.shape[3]) if backward else product * (width + value.shape[3]))
 
 
+def _grouped_flops(left: torch.Tensor, right: torch.Tensor) -> int:
+    """Return the FLOPs of ``_grouped_mm``: of each row, or column, only those of the one group that it belongs to."""
+    columns_are_grouped = left.dim() == 3 and right.dim() == 2
+    return 2 * left.numel() * right.shape[-1] // (left.shape[0] if columns_are_grouped else 1)
+
+
 def flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
     """Return the floating-point operations of one call, a multiplication and an addition counted as two.
 
-    Matrix products and attention only, by torch.utils.flop_counter's formulas; elementwise work is bound by bytes.
+    Matrix products and attention only: by torch.utils.flop_counter's formulas, and for what it does not know (attention
+    on CPU, grouped products) by like ones. Elementwise work is bound by bytes.
     """
     name = func._schema.name
     if name == "aten::_scaled_dot_product_flash_attention_for_cpu":
         return _attention_flops(args[0], args[1], args[2], backward=False)
     if name == "aten::_scaled_dot_product_flash_attention_for_cpu_backward":
         return _attention_flops(args[1], args[2], args[3], backward=True)
+    if name == "aten::_grouped_mm":
+        return _grouped_flops(args[0], args[1])
     formula = flop_registry.get(func.overloadpacket)
     return int(formula(*args, **kwargs, out_val=result)) if formula else 0
 
