@@ -5,42 +5,56 @@ it there is. ``cuda-like`` answers as DeepSpeed's CUDA accelerator does, ``cpu``
 docs/emulation.md lists where the two differ. Tensors are on ``cpu`` either way, and memory is that of the target.
 """
 
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
+from bench.emulate.allocator import Allocator
+
 
 class TargetAccelerator(CPU_Accelerator):  # type: ignore[misc]
-    """DeepSpeed's CPU path on a device with ``capacity_bytes`` of memory, of which ``allocated`` tells what is used."""
+    """DeepSpeed's CPU path on a device whose memory is in the hands of ``allocator``."""
 
-    def __init__(self, capacity_bytes: int, allocated: Callable[[], int]) -> None:
+    def __init__(self, allocator: Allocator) -> None:
         super().__init__()
-        self._capacity_bytes = capacity_bytes
-        self._allocated = allocated
+        self._allocator = allocator
 
     def memory_allocated(self, device_index: int | None = None) -> int:
-        return self._allocated()
+        return self._allocator.allocated_bytes
 
-    max_memory_allocated = memory_cached = max_memory_cached = memory_allocated
-    memory_reserved = max_memory_reserved = memory_allocated
+    def max_memory_allocated(self, device_index: int | None = None) -> int:
+        return self._allocator.peak_allocated_bytes
+
+    def memory_reserved(self, device_index: int | None = None) -> int:
+        return self._allocator.reserved_bytes
+
+    def max_memory_reserved(self, device_index: int | None = None) -> int:
+        return self._allocator.peak_reserved_bytes
+
+    memory_cached, max_memory_cached = memory_reserved, max_memory_reserved
 
     def memory_stats(self, device_index: int | None = None) -> dict[str, int]:
-        used = self._allocated()
-        return {"allocated_bytes.all.current": used, "allocated_bytes.all.peak": used, "num_alloc_retries": 0}
+        return {
+            "allocated_bytes.all.current": self._allocator.allocated_bytes,
+            "allocated_bytes.all.peak": self._allocator.peak_allocated_bytes,
+            "num_alloc_retries": self._allocator.num_alloc_retries,
+        }
 
     def reset_peak_memory_stats(self, device_index: int | None = None) -> None:
-        pass
+        pass  # the peaks are those that the record reports
 
     reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
+    def empty_cache(self) -> None:
+        self._allocator.empty_cache()
+
     def total_memory(self, device_index: int | None = None) -> int:
-        return self._capacity_bytes
+        return self._allocator.capacity_bytes
 
     def available_memory(self, device_index: int | None = None) -> int:
-        return max(0, self._capacity_bytes - self._allocated())
+        return max(0, self._allocator.capacity_bytes - self._allocator.reserved_bytes)
 
     def create_op_builder(self, op_name: str) -> Any:
         # A C++ collective over shared memory, which would wait for ranks that do not exist.

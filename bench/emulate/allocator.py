@@ -91,7 +91,7 @@ class Allocator:
             length = _up(size, _ROUND_LARGE)
         if self.reserved_bytes + length > self.capacity_bytes:
             self.num_alloc_retries += 1
-            self._give_back()
+            self.empty_cache()
             if self.reserved_bytes + length > self.capacity_bytes and self.out_of_memory is None:
                 self.out_of_memory = length
         self.reserved_bytes += length
@@ -100,7 +100,8 @@ class Allocator:
         self._next_segment += length + _ROUND_LARGE  # neighbours of two segments never join
         return _Block(address, length, pool)
 
-    def _give_back(self) -> None:
+    def empty_cache(self) -> None:
+        """Give segments of which nothing is taken back to the device."""
         for pool, free in enumerate(self._free):
             kept = []
             for size, address in free:

@@ -5,7 +5,7 @@ tests/integration/test_interventions.py names what each of them assumes, so that
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import deepspeed
@@ -16,6 +16,7 @@ from deepspeed.runtime.zero import utils as zero_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.emulate.accelerator import PATHS
+from bench.emulate.allocator import Allocator
 
 
 def join_group(rank: int, world_size: int) -> None:
@@ -34,9 +35,9 @@ def join_group(rank: int, world_size: int) -> None:
     deepspeed.init_distributed(dist_backend=get_accelerator().communication_backend_name())
 
 
-def choose_accelerator(path: str, capacity_bytes: int, allocated: Callable[[], int]) -> None:
+def choose_accelerator(path: str, allocator: Allocator) -> None:
     """Have DeepSpeed ask the target's accelerator; by its public interface."""
-    set_accelerator(PATHS[path](capacity_bytes, allocated))
+    set_accelerator(PATHS[path](allocator))
 
 
 class _AsRank0:

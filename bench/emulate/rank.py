@@ -70,7 +70,7 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
     emulator, meter = Emulator(BACKENDS[target.accelerator_path]), StorageMeter()
     rank = EmulatedRank(cell, target, emulator, meter)
     meter.allocator = rank.allocator.change
-    interventions.choose_accelerator(target.accelerator_path, target.gpu_memory_bytes, meter.allocated_bytes)
+    interventions.choose_accelerator(target.accelerator_path, rank.allocator)
     interventions.join_group(target.rank, cell.world_size)
     torch.set_num_threads(1)
     with ExitStack() as stack:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bench.emulate.allocator as allocator
 from bench.emulate import interventions
 from bench.emulate.accelerator import PATHS, CudaLikeAccelerator, TargetAccelerator
+from bench.emulate.allocator import Allocator
 from bench.emulate.emulator import Emulator
 from bench.measure.comm import _NAMES, CollectiveRecorder
 
@@ -37,7 +38,7 @@ def joined(monkeypatch):
         monkeypatch.setenv(name, "")
     monkeypatch.setattr(real_accelerator, "ds_accelerator", real_accelerator.get_accelerator())
     monkeypatch.setattr(deepspeed.comm.comm, "cdb", None)
-    interventions.choose_accelerator("cuda-like", 2**36, lambda: 0)
+    interventions.choose_accelerator("cuda-like", Allocator(2**36))
     interventions.join_group(RANK, WORLD_SIZE)
     yield
     dist.destroy_process_group()
@@ -110,7 +111,7 @@ def test_a_path_answers_as_deepspeeds_accelerator_of_that_device():
     found = {name: {path: getattr(each, name)() for path, each in real.items()} for name in BEHAVIOURS}
     assert found == {name: {"cpu": True, "cuda-like": False} for name in BEHAVIOURS}
     for path, kind in PATHS.items():
-        target = kind(2**36, lambda: 0)
+        target = kind(Allocator(2**36))
         assert {name: getattr(target, name)() for name in BEHAVIOURS} == {
             name: found[name][path] for name in BEHAVIOURS
         }
@@ -138,7 +139,7 @@ def test_no_other_behaviour_of_the_device_is_asked_for():
 
 def test_stage_3_reads_these_memory_statistics():
     read = re.findall(r"memory_stats\.get\(\"(\w+)\"\)", inspect.getsource(stage3))
-    assert set(read) == {"num_alloc_retries"} <= set(TargetAccelerator(2**36, lambda: 5).memory_stats())
+    assert set(read) == {"num_alloc_retries"} <= set(TargetAccelerator(Allocator(2**36)).memory_stats())
 
 
 def asked_of_dist():

@@ -168,3 +168,16 @@ def test_any_sequence(changes, capacity):
         allocator.change(key, 0)
     assert allocator.allocated_bytes == 0
     assert all(block.previous is None and block.next is None for block in allocator._by_address.values())
+
+
+def test_an_emptied_cache_keeps_the_segments_of_which_something_is_taken():
+    allocator = Allocator(80 << 30)
+    allocator.change(1, 12 << 20)
+    allocator.change(2, 1000)
+    allocator.change(3, 1000)
+    allocator.change(1, 0)
+    allocator.change(2, 0)
+    assert allocator.reserved_bytes == (12 << 20) + (2 << 20)
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 2 << 20  # the small one holds the third
+    assert allocator.num_alloc_retries == 0
