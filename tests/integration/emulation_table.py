@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python tests/integration/emulation_table.py > table.md
 
-Real runs of two and four ranks: about half an hour on two cores.
+96 cells, real runs of two and four ranks: about 20 minutes on two cores.
 """
 
 import sys
