@@ -90,7 +90,9 @@ def test_the_optimizers_implementation_changes_the_peak_as_in_a_real_run(ranks, 
     assert peaks["for-loop"] > max(peaks["foreach"], peaks["fused"])
 
 
-@pytest.mark.parametrize(("strategy", "overlap"), [("z0", False), *product(("z1", "z2", "z3"), (False, True))])
+@pytest.mark.parametrize(
+    ("strategy", "overlap"), [("z0", False), ("z1", True), ("z2", True), ("z3", False), ("z3", True)]
+)
 def test_the_accelerator_path_changes_no_collective_and_only_the_copy_that_gloo_makes(ranks, strategy, overlap):
     settings = {"strategy": strategy, "world_size": 4, "zero_optimization": {"overlap_comm": overlap}}
     cpu, cuda = (emulated(ranks, settings, 0, path) for path in ("cpu", "cuda-like"))
