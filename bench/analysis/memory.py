@@ -12,7 +12,7 @@ DEFINITIONS = (
     "inside the optimizer step; peak, the highest of the whole step.",
     "Bytes of live tensor storages, each in one category (docs/metrics.md); categories sum to the total exactly. "
     "1 MiB = 1024^2 bytes.",
-    "expected: what DeepSpeed's code keeps, by formula (bench/zero/memory.py); diff: measured less expected, '=' where "
+    "expected: what DeepSpeed's code keeps, by formula (bench/zero/memory.py); diff: counted less expected, '=' where "
     "they are the same bytes; '-': no formula.",
 )
 
@@ -21,10 +21,10 @@ def _mib(value: float) -> str:
     return f"{value / 2**20:,.3f}"
 
 
-def _difference(measured: int, expected: float | None) -> str:
+def _difference(counted: int, expected: float | None) -> str:
     if expected is None:
         return "-"
-    return "=" if measured == expected else f"{(measured - expected) / 2**20:+,.3f}"
+    return "=" if counted == expected else f"{(counted - expected) / 2**20:+,.3f}"
 
 
 def _largest_rank(record: Record) -> tuple[int, list[MemoryPoint]]:
@@ -37,8 +37,8 @@ def _largest_rank(record: Record) -> tuple[int, list[MemoryPoint]]:
 def _row(category: str, points: list[MemoryPoint]) -> list[str]:
     cells = [category.replace("_", " ")]
     for point in points:
-        measured, expected = point.bytes.get(category, 0), point.predicted.get(category)
-        cells += [_mib(measured), "-" if expected is None else _mib(expected), _difference(measured, expected)]
+        counted, expected = point.bytes.get(category, 0), point.predicted.get(category)
+        cells += [_mib(counted), "-" if expected is None else _mib(expected), _difference(counted, expected)]
     return cells
 
 
@@ -110,7 +110,7 @@ def sentence(record: Record) -> str | None:
     if not peak.predicted:
         return f"{text}; nothing is expected by formula."
     expected = sum(peak.predicted.values())
-    return f"{text}; expected {_mib(expected)} MiB, measured {peak.total_bytes / expected - 1:+.2%}."
+    return f"{text}; expected {_mib(expected)} MiB, counted {peak.total_bytes / expected - 1:+.2%}."
 
 
 def notes(records: Iterable[Record]) -> list[str]:

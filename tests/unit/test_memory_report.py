@@ -52,7 +52,7 @@ def test_the_peak_is_placed_and_its_holders_are_named(record):
     text = sentence(record)
     assert "the peak of rank 1, 8.000 MiB, is in 'backward: loss'" in text
     assert "it holds logits loss 62%, parameters 25%, other 12%" in text
-    assert text.endswith("expected 6.000 MiB, measured +33.33%.")
+    assert text.endswith("expected 6.000 MiB, counted +33.33%.")
 
 
 def test_a_row_without_points_is_named_and_has_no_table():
