@@ -248,13 +248,6 @@ _EXPECTED = {
 }
 
 
-# The words that a literal can be, to name the one that was meant.
-_WORDS = (
-    *("fp32", "bf16", "fp16", "synthetic", "text", "AdamW", "for-loop", "foreach", "fused", "eager", "batched_mm"),
-    *("grouped_mm", "measured", "emulated", "auto", "first", "middle", "last", "cuda-like", "cpu"),
-)
-
-
 def _describe(error: Any) -> str:
     """Put one pydantic error in words: the dotted key, what is wrong, and the nearest valid key."""
     steps = list(error["loc"])
@@ -278,7 +271,7 @@ def _describe(error: Any) -> str:
     if isinstance(error["input"], str) and error["type"] in ("int_type", "float_type", "bool_type"):
         message += ", written without quotes"
     if error["type"] == "literal_error":
-        message += nearest(error["input"], _WORDS)
+        message += nearest(error["input"], re.findall(r"'([^']+)'", error["ctx"]["expected"]))
     given = "" if error["type"] == "value_error" else f" (got {_shown(error['input'])})"
     return f"'{key}': {message}{given}"
 

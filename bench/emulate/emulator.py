@@ -240,7 +240,7 @@ class Emulator(TorchDispatchMode):
     ) -> Any:
         if real:
             result = func(*args, **kwargs)
-            self._inherit(tensors, result)
+            self._inherit(tensors, args[0] if result is None else result)  # of lists: it has written to the first
             return result
         writes = self._writes.get(func)
         if writes is None:

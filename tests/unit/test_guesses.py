@@ -86,6 +86,13 @@ def test_small_tensors_among_others_in_a_list_are_guesses_once_written_to(emulat
     assert emulator.guesses == {(READER, "aten::_foreach_add_"): 1}
 
 
+def test_a_guess_that_a_list_is_changed_by_stays_one(emulator):
+    steps = [torch.zeros(()), torch.zeros(())]
+    torch._foreach_add_(steps, [torch.zeros(40).sum()] * 2)
+    assert reads(steps[1]) == 1.0
+    assert emulator.guesses == {(READER, "aten::sum"): 1}
+
+
 def test_what_the_benchmark_itself_reads_is_not_noted(emulator):
     code = compile("def reads(tensor): return tensor.item()", "loop.py", "exec")
     names = {"__name__": "bench.worker.loop"}

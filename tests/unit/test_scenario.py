@@ -135,7 +135,7 @@ def test_rate_that_is_no_finite_number(file: Path, line: str) -> None:
     ("text", "message"),
     [
         (matrix("seq_length: 1"), "'matrix.seq_length.0'"),
-        (matrix("dtype: float16"), "'matrix.dtype.0'"),
+        (matrix("dtype: float16"), "'matrix.dtype.0': Input should be 'fp32', 'bf16' or 'fp16'; did you mean 'fp16'?"),
         (matrix("world_size: []"), "'matrix.world_size'"),
         ("matrix: {model: [], strategy: z2}", "'matrix.model'"),
         ("matrix: {model: gpt2}", "'matrix.strategy' is required"),
