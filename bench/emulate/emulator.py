@@ -147,7 +147,8 @@ class Emulator(TorchDispatchMode):
             if self.listener is not None:
                 self.listener((id(func), dtype, numel), func, args, kwargs, result)
             return result
-        parts: list[Any] = [id(func)]
+        # transformers builds a model with another default dtype than it runs with.
+        parts: list[Any] = [id(func), torch.get_default_dtype()]
         tensors: list[torch.Tensor] = []
         real = describe(args, parts, tensors)
         for name, value in kwargs.items():

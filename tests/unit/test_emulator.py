@@ -198,3 +198,22 @@ def test_shapes_and_storages_are_those_of_the_real_operator(name):
     assert found == expected
     assert meter._log._changes == real._log._changes
     assert meter.peak_allocated_bytes() == real.peak_allocated_bytes() > 0
+
+
+DEFAULT_DTYPE = {
+    "made": lambda: torch.ones(40),
+    "random": lambda: torch.randn(40),
+    "divided": lambda: torch.ones(40, dtype=torch.int64) / 3,
+    "range": lambda: torch.arange(0.0, 40.0),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULT_DTYPE)
+def test_what_is_learned_with_one_default_dtype_is_not_used_with_another(name):
+    with Emulator():
+        torch.set_default_dtype(BF16)
+        try:
+            first = DEFAULT_DTYPE[name]()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert (first.dtype, DEFAULT_DTYPE[name]().dtype) == (BF16, torch.float32)
