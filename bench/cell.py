@@ -19,11 +19,15 @@ COUNTED_STEPS = 2
 
 
 class EmulatedRank(BaseModel):
-    """Which rank of the cell is emulated, and on what: ``gpu_memory_bytes`` is the target's, never the host's."""
+    """Which rank of the cell is emulated, and on what: ``gpu_memory_bytes`` is the target's, never the host's.
+
+    ``position`` is the rank in the words of who asked, alike for all GPU counts: ``first``, ``last``, ``rank 5``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int = 0
+    position: str = "first"
     gpus_per_node: int = 8
     gpu_memory_bytes: int = 80 * 2**30
     accelerator_path: Literal["cuda-like", "cpu"] = "cuda-like"

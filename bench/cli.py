@@ -164,7 +164,7 @@ def emulate_command(
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     seq_length: Annotated[
         int | None,
-        typer.Option(help="Tokens per sequence; left out, 2048 or what the model takes.", show_default=False),
+        typer.Option(help="Tokens per sequence; left out, 2048 or what all the models take.", show_default=False),
     ] = None,
     micro_batch: Annotated[int, typer.Option(help="train_micro_batch_size_per_gpu.")] = 1,
     gas: Annotated[int, typer.Option(help="gradient_accumulation_steps.")] = 1,

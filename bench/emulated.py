@@ -13,6 +13,7 @@ NOT_KNOWN = [
     "NCCL's buffers",
     "other attention kernels: PyTorch's CPU kernel saves what it saves, not what a GPU's would",
     "reserved bytes where several streams share the allocator",
+    "which tensors a CUDA run keeps on the host: all count as the device's, most of all while the model is built",
     "time",
 ]
 

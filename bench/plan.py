@@ -166,7 +166,7 @@ def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resou
         if needed > resources.memory_bytes:
             return (
                 f"known misfit: parameters, gradients and Adam states alone need {needed / 2**30:.1f} GiB, "
-                f"there are {resources.memory_bytes / 2**30:.1f} GiB"
+                f"there are {resources.memory_bytes / 2**30:.1f} GiB; mode: emulated needs none of it"
             )
     return None
 

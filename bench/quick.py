@@ -7,7 +7,7 @@ from typing import Any
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config, max_positions
 from bench.scenario import parse_scenario
-from bench.store import write_json
+from bench.store import locked, write_json
 
 _SEQ_LENGTH = 2048
 
@@ -48,7 +48,7 @@ def write_scenario(results: Path, matrix: dict[str, Any], emulation: dict[str, A
 
     Raises:
         ScenarioError: an option is wrong.
-        StoreError: the file cannot be written.
+        StoreError: the file cannot be written, or another call is running.
     """
 
     def given(values: dict[str, Any]) -> dict[str, Any]:
@@ -59,5 +59,6 @@ def write_scenario(results: Path, matrix: dict[str, Any], emulation: dict[str, A
     content = given({"matrix": matrix, "emulation": given(emulation), **settings})
     parse_scenario(content, "zerostage emulate")
     path = results / "emulate.yaml"
-    write_json(path, content)  # which is YAML too
+    with locked(results / path.stem):  # a call that is still running goes by the file too
+        write_json(path, content)  # which is YAML as well
     return path

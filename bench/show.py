@@ -156,7 +156,7 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
     notes = footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
     expected = len(manifest["cells"]) * scenario["repeat"]
     if len(records) < expected:
-        notes.insert(0, f"{expected - len(records)} of {expected} rows are not measured yet.")
+        notes.insert(0, f"{expected - len(records)} of {expected} rows are not there yet.")
     key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
     beside = agreement.agreement(records)
     return tables.tables(data, key, records) + beside, notes + ([agreement.NOTE] if beside else [])

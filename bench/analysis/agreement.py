@@ -51,7 +51,7 @@ def _figures(measured: Record, emulated: Record) -> list[str]:
     peak = allocator.peak_allocated_bytes if blocks else there.peak_allocated_bytes
     reserved = allocator.peak_reserved_bytes if blocks else None
     cells = [mib(here.peak_allocated_bytes), mib(peak), _difference(peak, here.peak_allocated_bytes)]
-    cells += [_difference(there.steady_bytes, here.steady_bytes)]
+    cells += ["-" if blocks else _difference(there.steady_bytes, here.steady_bytes)]
     return [*cells, _difference(reserved, here.peak_reserved_bytes) or "-"]
 
 

@@ -28,11 +28,10 @@ def _emulated(cell: Cell) -> str:
     """Return in words what an emulated cell emulates, alike for all GPU counts of one request; else ``""``."""
     if cell.emulation is None:
         return ""
-    last = cell.world_size - 1
-    rank = {cell.world_size // 2: "middle", last: "last", 0: "first"}.get(cell.emulation.rank)
+    position = cell.emulation.position
     return (
-        f"emulated {f'{rank} rank' if rank else f'rank {cell.emulation.rank}'}, {cell.emulation.gpus_per_node} GPUs of "
-        f"{cell.emulation.gpu_memory_bytes / 2**30:g} GiB per node, {cell.emulation.accelerator_path} path"
+        f"emulated {position if position.startswith('rank') else f'{position} rank'}, {cell.emulation.gpus_per_node} "
+        f"GPUs of {cell.emulation.gpu_memory_bytes / 2**30:g} GiB per node, {cell.emulation.accelerator_path} path"
     )
 
 

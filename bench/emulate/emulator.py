@@ -9,7 +9,7 @@ content that is not there, it is a guess, and a guess that the program reads is 
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch._C._distributed_c10d import FakeWork
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bench.emulate.guesses import mark, origin_of, reader
 from bench.emulate.hollow import AddressSpace, is_hollow
+from bench.emulate.kinds import COLLECTIVE, MUTATES, NATIVE, READS, VIEW, Writes, kind_of, writes_of
 from bench.emulate.shapes import NotEmulatedError, Output, Rule, describe, flat, learn
 
 
@@ -34,52 +35,10 @@ class Observer(Protocol):
         ...
 
 
-_VIEW, _NATIVE, _READS, _MUTATES, _MAKES, _COLLECTIVE = range(6)
-_READERS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default)
 _CAT = torch.ops.aten.cat.default
 _REDUCE_SCATTER, _SPLIT = torch.ops.c10d._reduce_scatter_base_.default, torch.ops.aten.split.Tensor
 # Called once per operator: what it tells about one that just ran.
 Listener = Callable[[tuple[Any, ...], Any, tuple[Any, ...], dict[str, Any], Any], None]
-
-
-def _kind(func: Any) -> int:
-    if func.namespace == "c10d":
-        return _COLLECTIVE
-    if func.namespace == "_c10d_functional":
-        raise NotEmulatedError(f"{func}: torch's functional collectives are not emulated")
-    if func in _READERS:
-        return _READS
-    schema = func._schema
-    # set_, t_, resize_ change the tensor's description, not its content; a profiler's mark has neither. lift_fresh is
-    # what torch.tensor ends with: the first that is seen of a storage.
-    if torch.Tag.inplace_view in func.tags or func.namespace == "profiler" or "aten::lift" in schema.name:
-        return _NATIVE
-    aliases = [returned.alias_info for returned in schema.returns]
-    if any(alias is not None and not alias.is_write for alias in aliases):
-        return _VIEW
-    return _MUTATES if schema.is_mutable else _MAKES
-
-
-class _Writes(NamedTuple):
-    """Position (-1: none) and name of the arguments that an operator writes to, and of those it then returns."""
-
-    written: list[tuple[int, str]]
-    returned: list[tuple[int, str]]
-
-
-def _writes(func: Any) -> _Writes:
-    schema = func._schema
-    written = {
-        (-1 if argument.kwarg_only else number, argument.name): argument.alias_info.before_set
-        for number, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    }
-    returned = []
-    for each in schema.returns:
-        if each.alias_info is None:
-            raise NotEmulatedError(f"{func} writes to an argument and makes a tensor")
-        returned.append(next(where for where, alias in written.items() if alias == each.alias_info.before_set))
-    return _Writes([*written], returned)
 
 
 class Emulator(TorchDispatchMode):
@@ -102,7 +61,7 @@ class Emulator(TorchDispatchMode):
         self._observers: list[Observer] = []
         self._space = AddressSpace()
         self._kinds: dict[int, int] = {}  # by id: an operator's own hash is slow
-        self._writes: dict[Any, _Writes] = {}
+        self._writes: dict[Any, Writes] = {}
         self._rules: dict[tuple[Any, ...], Rule] = {}
         self._fake = FakeTensorMode()
 
@@ -124,18 +83,18 @@ class Emulator(TorchDispatchMode):
     ) -> Any:
         kind = self._kinds.get(id(func))
         if kind is None:
-            kind = self._kinds[id(func)] = _kind(func)
-        if kind == _VIEW:
+            kind = self._kinds[id(func)] = kind_of(func)
+        if kind == VIEW:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
-        if kind == _COLLECTIVE:
+        if kind == COLLECTIVE:
             for observer in self._observers:
                 observer.before(func, args, kwargs)
             result = self._communicate(func, args)
             if func is _REDUCE_SCATTER and self._backend == "gloo":
                 self._show_copy(args[1])
             return result  # of what it was handed: nothing that observers have not seen
-        result = func(*args, **kwargs) if kind == _NATIVE else self._compute(func, kind, args, kwargs)
+        result = func(*args, **kwargs) if kind == NATIVE else self._compute(func, kind, args, kwargs)
         for observer in self._observers:
             observer.after(func, result)
         return result
@@ -157,9 +116,9 @@ class Emulator(TorchDispatchMode):
         if not tensors:  # arange(3.0)
             parts += [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float)]
         key = tuple(parts)
-        if kind == _READS:
+        if kind == READS:
             return self._read(func, args, tensors, real)
-        if kind == _MUTATES:
+        if kind == MUTATES:
             result = self._write(func, args, kwargs, tensors, real)
         else:
             rule = self._rules.get(key)
@@ -181,7 +140,7 @@ class Emulator(TorchDispatchMode):
         """Return at once, as if all other ranks held what this one holds."""
         sides = [tree_flatten(argument)[0] for argument in args[:2]]
         first = [leaf for leaf in sides[0] if isinstance(leaf, torch.Tensor)]
-        if func._schema.name == "c10d::allgather_" and not any(map(is_hollow, first)):
+        if func._schema.name == "c10d::allgather_" and not any(map(is_hollow, [*first, *sides[1]])):
             for slot in first:
                 slot.copy_(sides[1][0])
         for tensor in first:
@@ -210,14 +169,25 @@ class Emulator(TorchDispatchMode):
             kind = torch.bool if func is torch.ops.aten.equal.default else tensors[0].dtype
             value = kind == torch.bool if func is torch.ops.aten.equal.default else 1.0 if kind.is_floating_point else 0
             origin = "content that is not there"
+        self._note(origin, value)
+        return value
+
+    def _note(self, origin: str | None, value: Any) -> None:
         if origin is not None and not (by := reader()).startswith("bench."):
             self.guesses[by, origin] += 1
             self.guessed.setdefault((by, origin), repr(value))
-        return value
+
+    def saw(self, tensor: torch.Tensor, how: str) -> None:
+        """Note that the program reads ``tensor`` past the dispatcher, by its method ``how``.
+
+        Raises:
+            NotEmulatedError: it has no content.
+        """
+        if is_hollow(tensor):
+            raise NotEmulatedError(f"{reader()} reads the content of a tensor by {how}()")
+        self._note(origin_of([tensor]), f"{how}()")
 
     def _make(self, how: str, what: Any, tensors: list[torch.Tensor], func: Any) -> Any:
-        if how == "argument":
-            return tensors[what]
         if how == "constant":
             return what
         if not what.small:
@@ -245,7 +215,7 @@ class Emulator(TorchDispatchMode):
             return result
         writes = self._writes.get(func)
         if writes is None:
-            writes = self._writes[func] = _writes(func)
+            writes = self._writes[func] = writes_of(func)
         values = {
             name: args[number] if 0 <= number < len(args) else kwargs.get(name) for number, name in writes.written
         }

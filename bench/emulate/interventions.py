@@ -5,7 +5,7 @@ tests/integration/test_interventions.py names what each of them assumes, so that
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import deepspeed
@@ -95,6 +95,29 @@ def views_undispatched() -> Iterator[None]:
         yield
     finally:
         torch.Tensor.narrow, torch.Tensor.__getitem__ = narrow, getitem  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def reads_seen(saw: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
+    """Tell ``saw`` of every tensor whose content is read by ``tolist`` or ``numpy``, which pass no dispatcher.
+
+    Of a small tensor they give what it holds, which may be a guess; a large one has nothing that could be read.
+    """
+    tolist, numpy = torch.Tensor.tolist, torch.Tensor.numpy
+
+    def seen_tolist(self: torch.Tensor) -> Any:
+        saw(self, "tolist")
+        return tolist(self)
+
+    def seen_numpy(self: torch.Tensor, **options: Any) -> Any:
+        saw(self, "numpy")
+        return numpy(self, **options)
+
+    torch.Tensor.tolist, torch.Tensor.numpy = seen_tolist, seen_numpy  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.tolist, torch.Tensor.numpy = tolist, numpy  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -40,7 +40,7 @@ class Output(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What an operator returns: a new tensor (`Output`), an argument (its number) or a constant, per leaf.
+    """What an operator returns: a new tensor (`Output`) or a constant, per leaf.
 
     ``native``: the real operator is to be called, because its result aliases an argument or is on no real device.
     ``computable``: its results are so small that it is called too where all of its arguments are real.

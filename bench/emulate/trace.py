@@ -1,7 +1,7 @@
 """What one optimizer step ran: operators with FLOPs and bytes, collectives, and phases, in order.
 
 The file (JSON, gzip) holds each distinct operator once and the order as numbers, so that a step of a 70B model takes
-some tens of kilobytes. It is what a model of time needs.
+less than ten kilobytes. It is what a model of time needs.
 """
 
 import dataclasses

@@ -7,8 +7,8 @@ from bench.record import Comm, Finding, Memory, Practice
 from bench.validity import memory, settings, sharding, traffic
 from bench.validity.known_bad import known_bad
 
-# Values that DeepSpeed and transformers read of a normal step: no overflow, finite norms, ranks that agree, sequences
-# that are not packed. Whoever else decides by content that is not there may have decided otherwise than a real run.
+# Values that DeepSpeed reads of a normal step: no overflow, finite norms, ranks that agree. Whoever else decides by
+# content that is not there may have decided otherwise than a real run.
 _EXPECTED_READERS = (
     "deepspeed.runtime.utils.has_overflow_serial",
     "deepspeed.runtime.utils.get_weight_norm",

@@ -76,6 +76,9 @@ def gradient_signatures(engine: Any) -> list[tuple[float, float]] | None:
         return [(0.0, 0.0) if grad is None else signature(grad / engine.scale) for grad in grads]
     from deepspeed.utils import safe_get_full_grad
 
+    # With round_robin_gradients, safe_get_full_grad of stages 1 and 2 looks in the wrong place and fails (0.19.8).
+    if getattr(engine.optimizer, "round_robin_gradients", False):
+        return None
     # BF16_Optimizer adds up elsewhere and leaves a micro-batch's own gradient on the parameter.
     replicated = engine.zero_optimization_stage() == 0 and type(engine.optimizer).__name__ != "BF16_Optimizer"
     found = []

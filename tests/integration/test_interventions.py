@@ -223,9 +223,20 @@ def test_views_past_the_dispatcher_are_those_that_it_would_make():
     assert weight.grad.tolist() == [0, 0, 1, 1, 1, 0, 0, 0, 0, 0]
 
 
+def test_tolist_and_numpy_pass_no_dispatcher_and_are_seen_all_the_same():
+    tensor, seen, recorder = torch.tensor([1, 2]), [], Operators()
+    with recorder, interventions.reads_seen(lambda read, how: seen.append((read is tensor, how))):
+        assert tensor.tolist() == tensor.numpy().tolist() == [1, 2]
+    assert seen == [(True, "tolist"), (True, "numpy")]
+    assert not [name for name in recorder.names if name not in ("aten::detach", "aten::alias")]
+
+
 def test_interventions_are_undone():
     def now():
-        return torch.Tensor.record_stream, torch.Tensor.narrow, torch.Tensor.__getitem__, zero_utils.dist
+        methods = (
+            getattr(torch.Tensor, name) for name in ("record_stream", "narrow", "__getitem__", "tolist", "numpy")
+        )
+        return (*methods, zero_utils.dist)
 
     def fail():
         assert not set(now()) & set(before)
@@ -238,6 +249,7 @@ def test_interventions_are_undone():
         interventions.no_record_stream(),
         interventions.agreement_with_rank_0(),
         interventions.views_undispatched(),
+        interventions.reads_seen(print),
     ):
         fail()
     assert now() == before

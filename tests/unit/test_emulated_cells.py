@@ -5,10 +5,11 @@ import json
 import pytest
 
 from bench.cell import Cell, EmulatedRank
-from bench.errors import ScenarioError
+from bench.errors import ScenarioError, StoreError
 from bench.plan import Resources, plan
 from bench.quick import numbers, write_scenario
 from bench.scenario import Scenario, load_scenario, parse_scenario
+from bench.store import locked
 
 TWO_SLOTS = Resources(device="cpu", slots=2, memory_bytes=2**30, shared=True)
 
@@ -50,6 +51,7 @@ def test_both_modes_are_two_cells_and_the_same_cell_asked_for_twice_is_one():
 def test_the_rank_is_settled_per_world_size(rank, world_size, expected):
     (cell,) = cells({"rank": rank}, mode="emulated", world_size=world_size)
     assert cell.cell.emulation.rank == expected
+    assert cell.cell.emulation.position == (rank if isinstance(rank, str) else f"rank {rank}")
     assert cell.label.endswith("/emulated" + (f"/rank{expected}" if expected else ""))
 
 
@@ -64,6 +66,11 @@ def test_nodes_follow_from_the_gpus_of_one():
     assert [each.cell.num_nodes for each in found] == [1, 1, 2, 128]
     (other,) = cells({"gpus_per_node": 8}, mode="emulated", world_size=8, num_nodes=2)
     assert other.skip_reason == "num_nodes 2: emulation.gpus_per_node 8 makes it 1"
+
+
+def test_more_ranks_than_torch_can_count_are_skipped():
+    (cell,) = cells(mode="emulated", world_size=5_000_000_000)
+    assert cell.skip_reason == "world_size 5000000000 is above the 1,000,000 that are emulated"
 
 
 def test_the_memory_is_the_catalogs_or_the_users_never_the_hosts():
@@ -138,6 +145,14 @@ def test_a_model_of_ones_own_is_found_from_anywhere(tmp_path, monkeypatch):
     scenario = load_scenario(path)
     assert scenario.matrix.model == (str(tmp_path / "mine.json"),)
     assert scenario.matrix.seq_length == (96,)
+
+
+def test_a_call_that_is_still_running_keeps_its_scenario(tmp_path):
+    first = write_scenario(tmp_path, matrix={"model": ["gpt2"], "strategy": ["z1"]}, emulation={})
+    before = first.read_text()
+    with locked(tmp_path / "emulate"), pytest.raises(StoreError, match="another zerostage run"):
+        write_scenario(tmp_path, matrix={"model": ["gpt2"], "strategy": ["z2"]}, emulation={})
+    assert first.read_text() == before
 
 
 def test_lists_of_numbers_are_checked():

@@ -201,3 +201,24 @@ def test_what_small_tensors_hold_after_a_collective_is_a_guess(group):
         assert reads(flag) == 5.0
         assert [reads(each[1]) for each in gathered] == [2.0] * 4  # as if all held what this rank holds
     assert emulator.guesses == {(READER, "c10d::allreduce_"): 1, (READER, "c10d::allgather_"): 4}
+
+
+def test_what_is_read_past_the_dispatcher_is_noted_or_refused(emulator):
+    guess, known, large = torch.zeros(40).sum(), torch.tensor([3, 4]), torch.zeros(40)
+    emulator.saw(known, "tolist")
+    assert emulator.guesses == {}
+    emulator.saw(guess, "tolist")
+    assert [(origin, count) for (_, origin), count in emulator.guesses.items()] == [("aten::sum", 1)]
+    with pytest.raises(NotEmulatedError, match=r"reads the content of a tensor by numpy\(\)"):
+        emulator.saw(large, "numpy")
+
+
+def test_a_small_tensor_that_hollow_ones_are_gathered_into_is_a_guess(emulator):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        slots = [torch.zeros(4), torch.zeros(4)]
+        dist.all_gather(slots, torch.zeros(40)[:4])
+        assert float(slots[1].sum()) == 0.0
+        assert list(emulator.guesses.values()) == [1]
+    finally:
+        dist.destroy_process_group()
