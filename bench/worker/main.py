@@ -53,7 +53,8 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
     from bench.measure.memory import StorageMeter, host_peak_rss_bytes
     from bench.worker.composition import Composition
     from bench.worker.effective import effective_settings
-    from bench.worker.engine import build_engine, zero_config
+    from bench.worker.engine import build_engine, optimizer_steps, zero_config
+    from bench.worker.holdings import fingerprint
     from bench.worker.loop import Loop
     from bench.worker.model import DTYPES, build_model, count_params
     from bench.worker.rank import real_rank
@@ -95,6 +96,11 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
         now["counting pass"] = time.monotonic()
         loop = Loop(cell, engine, model.config.get_text_config().vocab_size, rank)
         counted = loop.counting_pass(composition)
+    times = None
+    if cell.emulation is None:
+        now["timed pass"] = time.monotonic()
+        times = loop.timed_pass()
+    now["gathering the results"] = time.monotonic()
     result = {
         "num_params": num_params,
         "num_tensors": sum(1 for _ in model.parameters()),
@@ -128,43 +134,39 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
             "points": composition.points() if composition else [],
         },
     }
-    if cell.emulation is not None:
+    if times is None:
         result |= {"ranks": [mine], "emulated": rank.found(Path(job["trace"]))}
     else:
-        result["ranks"] = _timed(cell, engine, loop, counted, mine, effective, now)
+        taken = optimizer_steps(engine) - effective["optimizer_steps_at_start"]
+        mine |= _trained(counted, times, loop) | {"optimizer_steps": taken, "fingerprint": fingerprint(engine)}
+        result["ranks"] = _gathered(mine)
     _KEPT.append(engine)
     return result | {"activity_s": _spent(now)}
 
 
-def _timed(
-    cell: Any, engine: Any, loop: Any, counted: Any, mine: dict[str, Any], effective: dict[str, Any], now: Any
-) -> list[dict[str, Any]]:
-    """Run the timed pass; return what every rank found in both, by rank. All ranks must call it."""
-    import torch.distributed as dist
-
-    from bench.worker.engine import optimizer_steps
-    from bench.worker.holdings import fingerprint
-
-    now["timed pass"] = time.monotonic()
-    times = loop.timed_pass()
-    now["gathering the results"] = time.monotonic()
-    mine |= {
+def _trained(counted: Any, times: Any, loop: Any) -> dict[str, Any]:
+    """Return what a rank that really computes and is timed has to say besides."""
+    return {
         "pid": os.getpid(),
         "node": int(os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK") or 0),
-        "optimizer_steps": optimizer_steps(engine) - effective["optimizer_steps_at_start"],
         "grad_norms": counted.grad_norms,
         "gradients": counted.gradients,
         "applied": [dataclasses.asdict(seen) for seen in counted.applied],
         "skipped_in_counting": counted.skipped_steps,
         "skipped_in_timing": times.skipped_steps,
         "tokens_per_step": times.tokens,
-        "fingerprint": fingerprint(engine),
         "step_times_s": times.wall_s,
         "step_thread_cpu_s": times.thread_cpu_s,
         "witness_s": times.witness_s,
         "losses": loop.losses,
     }
-    ranks: list[Any] = [None] * cell.world_size
+
+
+def _gathered(mine: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what every rank found, by rank. All ranks must call it."""
+    import torch.distributed as dist
+
+    ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
     dist.barrier()
     return ranks
