@@ -113,5 +113,6 @@ def test_cells_above_the_slots_are_rows_with_the_reason(scenario_file):
     (record,) = read_records(path.parent / "runs" / path.stem)
     assert done.returncode == 0
     assert record.status == "skipped"
-    assert record.reason == "world_size 8 is above the 4 cpu slots here (--cpu-slots 8)"
+    slots = "world_size 8 is above the 4 cpu slots here (--cpu-slots 8)"
+    assert record.reason == f"{slots}; mode: auto emulates it"
     assert "skipped" in done.stdout
