@@ -16,7 +16,7 @@ RECOMPUTE = {"activation_checkpointing": True}
 SMALL = {"zero_optimization": SMALL_BUCKETS}
 # Three ranks divide neither model's parameters.
 UNEVEN = [
-    {"strategy": "z1", "world_size": 3} | GAS,
+    {"strategy": "z1", "world_size": 3, "zero_optimization": {"round_robin_gradients": True}} | GAS,
     {"strategy": "z2", "world_size": 3} | GPT2 | SMALL,
     {"strategy": "z3", "world_size": 3} | GPT2 | SMALL,
 ]
