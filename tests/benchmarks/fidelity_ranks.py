@@ -21,6 +21,7 @@ from bench.models.catalog import load_config
 from bench.worker.engine import build_engine, zero_config
 from bench.worker.loop import Loop
 from bench.worker.model import DTYPES, build_model
+from bench.worker.rank import RealRank
 
 cell = Cell.model_validate_json(Path(sys.argv[1]).read_text())
 deepspeed.init_distributed(dist_backend="gloo")
@@ -59,10 +60,9 @@ def bare():
     return sum(spent[cell.warmup_steps :])
 
 
-loop = Loop(cell, None, vocab_size, device)
 with memory_meter(device) as meter:
-    loop.engine = build_engine(cell, new_model())
-    loop.counting_pass(meter)
+    loop = Loop(cell, build_engine(cell, new_model()), vocab_size, RealRank(device, meter, "gloo"))
+    loop.counting_pass()
 
 
 def suite():

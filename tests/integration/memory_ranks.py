@@ -21,6 +21,7 @@ from bench.worker.composition import Composition
 from bench.worker.engine import build_engine, zero_config
 from bench.worker.loop import Loop
 from bench.worker.model import DTYPES, build_model
+from bench.worker.rank import RealRank
 
 
 def count(cell, held_bytes):
@@ -37,9 +38,9 @@ def count(cell, held_bytes):
         engine = build_engine(cell, model)
         composition = Composition(engine, meter)
         held = torch.zeros(held_bytes, dtype=torch.uint8)
-        loop = Loop(cell, engine, model.config.vocab_size, torch.device("cpu"))
-        unwatched = loop.counting_pass(meter)
-        watched = loop.counting_pass(meter, composition)
+        loop = Loop(cell, engine, model.config.vocab_size, RealRank(torch.device("cpu"), meter, "gloo"))
+        unwatched = loop.counting_pass()
+        watched = loop.counting_pass(composition)
         del held
     return {
         "points": composition.points(),

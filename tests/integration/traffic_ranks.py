@@ -20,6 +20,7 @@ from bench.measure.memory import memory_meter
 from bench.worker.engine import build_engine, zero_config
 from bench.worker.loop import Loop
 from bench.worker.model import DTYPES, build_model
+from bench.worker.rank import RealRank
 from bench.zero.practice import CONTROL_ELEMENTS
 
 cells, out = (Path(argument) for argument in sys.argv[1:])
@@ -40,7 +41,8 @@ for settings, config in json.loads(cells.read_text()):
             zero3_config=zero if zero and zero["zero_optimization"]["stage"] == 3 else None,
         )
         engine = build_engine(cell, model)
-        counted = Loop(cell, engine, model.config.get_text_config().vocab_size, device).counting_pass(meter)
+        rank = RealRank(device, meter, "gloo")
+        counted = Loop(cell, engine, model.config.get_text_config().vocab_size, rank).counting_pass()
     assert counted.steady, cell
     sums: Counter[tuple[str, str, str]] = Counter()
     for event in counted.collectives:
