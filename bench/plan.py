@@ -229,6 +229,11 @@ def plan_file(path: Path, resources: Resources) -> tuple[Scenario, list[PlannedC
         raise ScenarioError(f"{path}: {error}") from None
 
 
+def repeats(planned: PlannedCell, scenario: Scenario) -> int:
+    """Return how many rows a cell has: an emulated one computes the same each time, and has no times to draw anew."""
+    return scenario.repeat if planned.cell.emulation is None else 1
+
+
 def unused_rules(scenario: Scenario) -> list[str]:
     """Name the exclude rules that match no cell; a silent one is usually a typing mistake."""
     points = [_settled(point) for point in _product(_axes(scenario))]

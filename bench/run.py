@@ -18,7 +18,7 @@ from bench.job import Job, compute_references, measure
 from bench.launch.deepspeed import Exit
 from bench.launch.processes import RUN_MARKER, kill_marked
 from bench.outcome import not_built, skipped
-from bench.plan import PlannedCell, Resources, plan_file, select, unused_rules
+from bench.plan import PlannedCell, Resources, plan_file, repeats, select, unused_rules
 from bench.progress import MatrixProgress, duration, spinner
 from bench.record import Record
 from bench.scenario import Scenario
@@ -37,7 +37,12 @@ from bench.validity.forewarn import forewarnings
 
 def _jobs(scenario: Scenario, cells: list[PlannedCell]) -> list[Job]:
     # Repeats outermost: a drift of the machine then touches all cells alike, not one cell's repeats.
-    return [Job(planned, repeat) for repeat in range(scenario.repeat) for planned in cells]
+    return [
+        Job(planned, repeat)
+        for repeat in range(scenario.repeat)
+        for planned in cells
+        if repeat < repeats(planned, scenario)
+    ]
 
 
 def _check_stack(run: Path, stack: dict[str, Any], leaving: set[str]) -> None:
@@ -72,7 +77,15 @@ def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: l
             "scenario_name": scenario_path.stem,
             "scenario_path": str(scenario_path),
             "scenario": scenario.model_dump(mode="json", exclude_none=True),
-            "cells": [{"cell_id": entry.cell_id, "label": entry.label, "stack": entry.stack} for entry in cells],
+            "cells": [
+                {
+                    "cell_id": entry.cell_id,
+                    "label": entry.label,
+                    "stack": entry.stack,
+                    "repeats": repeats(entry, scenario),
+                }
+                for entry in cells
+            ],
             "environment": env,
             "updated_at": datetime.now(UTC).isoformat(timespec="seconds"),
         },

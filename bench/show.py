@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from bench import estimate
 from bench.environment import installed, resources
 from bench.errors import StoreError
-from bench.plan import PlannedCell, plan_file, select, unused_rules
+from bench.plan import PlannedCell, plan_file, repeats, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
 from bench.stacks import INSTALLED
@@ -67,7 +67,7 @@ def show_plan(
         (entry, repeat)
         for entry in chosen
         if entry.skip_reason is None
-        for repeat in range(len(done.get(row_name(entry.cell_id, entry.stack), [])), scenario.repeat)
+        for repeat in range(len(done.get(row_name(entry.cell_id, entry.stack), [])), repeats(entry, scenario))
     ]
     console.print(
         f"{len(chosen)} cells x {scenario.repeat} launches, {sum(1 for e in chosen if e.skip_reason)} cells skipped, "
@@ -154,7 +154,8 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
     fixed_total = "train_batch_size" in scenario["matrix"]
     data = frame.frame(records)
     notes = footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
-    expected = len(manifest["cells"]) * scenario["repeat"]
+    # Manifests of earlier releases have only cells that are repeated alike.
+    expected = sum(cell.get("repeats", scenario["repeat"]) for cell in manifest["cells"])
     if len(records) < expected:
         notes.insert(0, f"{expected - len(records)} of {expected} rows are not there yet.")
     key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"

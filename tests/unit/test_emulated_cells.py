@@ -6,7 +6,7 @@ import pytest
 
 from bench.cell import Cell, EmulatedRank
 from bench.errors import ScenarioError, StoreError
-from bench.plan import Resources, plan
+from bench.plan import Resources, plan, repeats
 from bench.quick import numbers, write_scenario
 from bench.scenario import Scenario, load_scenario, parse_scenario
 from bench.store import locked
@@ -89,6 +89,13 @@ def test_what_is_never_timed_is_of_no_emulated_cells_id():
     )
     assert usual.cell_id == other.cell_id
     assert usual.cell.total_steps == 5  # the counting pass alone
+
+
+def test_an_emulated_cell_is_computed_once_however_often_others_are_repeated():
+    scenario = Scenario.model_validate(
+        {"matrix": {"model": "llama-tiny", "strategy": "z2", "mode": ["measured", "emulated"]}, "repeat": 3}
+    )
+    assert [repeats(each, scenario) for each in plan(scenario, TWO_SLOTS)] == [3, 1]
 
 
 def test_the_ids_of_emulated_cells_stay():
