@@ -158,7 +158,8 @@ def test_an_exception_is_in_the_log_of_its_job_alone(warm: Agents) -> None:
     assert "written" in log
     assert "Traceback" in log
     assert {"OSError: of rank 0", "OSError: of rank 1"} <= set(log.splitlines())
-    assert run(warm, "print('next')")[1] == "next\nnext\n"
+    # Two ranks write word and line end apart, into one file: in whichever order.
+    assert sorted(run(warm, "print('next')")[1]) == sorted("next\nnext\n")
     assert warm.log.read_text() == ""
 
 
