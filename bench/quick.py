@@ -54,7 +54,9 @@ def write_scenario(results: Path, matrix: dict[str, Any], emulation: dict[str, A
     def given(values: dict[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in values.items() if value is not None}
 
-    matrix = {"seq_length": _longest(matrix["model"])} | given(matrix) | {"mode": "emulated"}
+    if matrix.get("seq_length") is None:
+        matrix = matrix | {"seq_length": _longest(matrix["model"])}
+    matrix = given(matrix) | {"mode": "emulated"}
     matrix["model"] = [_placed(model) for model in matrix["model"]]
     content = given({"matrix": matrix, "emulation": given(emulation), **settings})
     parse_scenario(content, "zerostage emulate")

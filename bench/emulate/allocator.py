@@ -32,6 +32,14 @@ def _up(size: int, to: int) -> int:
     return (size + to - 1) // to * to
 
 
+def _join(block: _Block, after: _Block) -> None:
+    """Make ``block`` as long as it and its next neighbour ``after`` together, which is then no block any more."""
+    block.size += after.size
+    block.next = after.next
+    if after.next is not None:
+        after.next.previous = block
+
+
 class Allocator:
     """``change`` it; then read ``allocated_bytes``, ``reserved_bytes``, their peaks, and ``out_of_memory``.
 
@@ -128,16 +136,10 @@ class Allocator:
         before, after = block.previous, block.next
         if after is not None and after.free:
             self._remove(after)
-            block.size += after.size
-            block.next = after.next
-            if after.next is not None:
-                after.next.previous = block
+            _join(block, after)
         if before is not None and before.free:
             self._remove(before)
-            before.size += block.size
-            before.next = block.next
-            if block.next is not None:
-                block.next.previous = before
+            _join(before, block)
             block = before
         self._add(block)
 

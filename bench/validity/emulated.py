@@ -4,7 +4,8 @@ from typing import Any
 
 from bench.plan import PlannedCell
 from bench.record import Comm, Finding, Memory, Practice
-from bench.validity import memory, settings, sharding, traffic
+from bench.validity import settings, sharding
+from bench.validity.examine import predicted, same_model, steady
 from bench.validity.known_bad import known_bad
 
 # Values that DeepSpeed reads of a normal step: no overflow, finite norms, ranks that agree. Whoever else decides by
@@ -42,19 +43,11 @@ def examine_emulated(
     found += settings.differences(cell, result["effective"])
     found += settings.other_releases(planned.stack, result["stack"])
     found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
-    if planned.params and planned.params.total != result["num_params"]:
-        text = f"the model has {result['num_params']} parameters, its configuration says {planned.params.total}"
-        found.append(Finding(check="parameter count", verdict="suspect", text=text))
+    found += same_model(result, planned.params.total if planned.params else None)
     if result["skipped_steps"]:
         text = f"{result['skipped_steps']} optimizer steps were skipped"
         found.append(Finding(check="applied steps", verdict="suspect", text=text))
-    if not all(rank["steady"] for rank in result["ranks"]):
-        found.append(Finding(check="steady traffic", verdict="suspect", text="two counted steps moved different bytes"))
-    if practice is None:
-        text = f"no prediction of traffic and memory for this cell under deepspeed {result['stack'].get('deepspeed')}"
-        found.append(Finding(check="traffic", verdict="note", text=text))
-    else:
-        found += traffic.differences(comm, practice) + memory.check(counted, cell.emulation.rank)
+    found += steady(result) + predicted(result["stack"], comm, practice, counted, cell.emulation.rank)
     allocator = result["emulated"]["allocator"]
     capacity = cell.emulation.gpu_memory_bytes / 2**30
     if (asked := allocator["out_of_memory_bytes"]) is not None:

@@ -35,26 +35,39 @@ def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding
     elif result["skipped_steps"]:
         text = f"{result['skipped_steps']} optimizer steps were skipped before the timed ones"
         found.append(Finding(check="applied steps", verdict="note", text=text))
-    if expected_params is not None and expected_params != result["num_params"]:
-        text = f"the model has {result['num_params']} parameters, its configuration says {expected_params}"
-        found.append(Finding(check="parameter count", verdict="suspect", text=text))
+    found += same_model(result, expected_params)
     trained = result["effective"].get("num_trainable_params")
     if trained is not None and trained != result["num_params"]:
         text = f"only {trained:,} of {result['num_params']:,} parameters are trained"
         found.append(Finding(check="parameter count", verdict="suspect", text=text))
-    if not all(rank["steady"] for rank in result["ranks"]):
-        found.append(Finding(check="steady traffic", verdict="suspect", text="two counted steps moved different bytes"))
-    return found
+    return found + steady(result)
 
 
-def _predicted(result: dict[str, Any], evidence: Evidence) -> list[Finding]:
+def same_model(result: dict[str, Any], expected_params: int | None) -> list[Finding]:
+    """Return whether the model is as large as its configuration says, where a formula counts it."""
+    if expected_params in (None, result["num_params"]):
+        return []
+    text = f"the model has {result['num_params']} parameters, its configuration says {expected_params}"
+    return [Finding(check="parameter count", verdict="suspect", text=text)]
+
+
+def steady(result: dict[str, Any]) -> list[Finding]:
+    """Return whether both counted steps moved the same, on every rank."""
+    if all(rank["steady"] for rank in result["ranks"]):
+        return []
+    return [Finding(check="steady traffic", verdict="suspect", text="two counted steps moved different bytes")]
+
+
+def predicted(
+    stack: dict[str, str], comm: Comm, practice: Practice | None, counted: Memory, first_rank: int = 0
+) -> list[Finding]:
     """Hold traffic and memory against what DeepSpeed's code is known to do; memory for the same release as traffic."""
-    if evidence.practice is None:
-        text = f"no prediction of traffic and memory for this cell under deepspeed {result['stack'].get('deepspeed')}"
+    if practice is None:
+        text = f"no prediction of traffic and memory for this cell under deepspeed {stack.get('deepspeed')}"
         return [Finding(check="traffic", verdict="note", text=text)]
-    found = traffic.differences(evidence.comm, evidence.practice) + memory.check(evidence.memory)
-    if not any(rank.points for rank in evidence.memory.ranks):
-        text = f"memory is not decomposed here ({evidence.memory.kind}), so it was not compared"
+    found = traffic.differences(comm, practice) + memory.check(counted, first_rank)
+    if not any(rank.points for rank in counted.ranks):
+        text = f"memory is not decomposed here ({counted.kind}), so it was not compared"
         found.append(Finding(check="memory", verdict="note", text=text))
     return found
 
@@ -73,7 +86,7 @@ def examine(planned: PlannedCell, result: dict[str, Any], evidence: Evidence) ->
     found += settings.other_releases(planned.stack, result["stack"])
     found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
     found += _counts(result, planned.params.total if planned.params else None)
-    found += _predicted(result, evidence)
+    found += predicted(result["stack"], evidence.comm, evidence.practice, evidence.memory)
     found += memory_pressure(evidence.log)
     found += [
         Finding(check="ignored settings", verdict="note", text=text)
