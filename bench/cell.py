@@ -3,7 +3,7 @@
 import hashlib
 import json
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -34,12 +34,18 @@ class EmulatedRank(BaseModel):
 
 
 class Cell(BaseModel):
-    """The requested settings of one row. Equal cells on any machine have equal ``cell_id``."""
+    """The requested settings of one row. Equal cells on any machine have equal ``cell_id``.
+
+    ``strategy`` is a stage (or ddp), and ``zero_optimization`` and ``deepspeed`` hold every further key that its
+    DeepSpeed configuration sets. ``name`` is what the user calls all that (``z2-offload``, the stem of a
+    configuration file); it is no setting and of no id.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     strategy: str
+    name: str | None = None
     world_size: int = 1
     num_nodes: int = 1
     train_micro_batch_size_per_gpu: int = 1
@@ -49,7 +55,8 @@ class Cell(BaseModel):
     activation_checkpointing: bool = False
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
-    zero_optimization: dict[str, bool | int] = {}
+    zero_optimization: dict[str, Any] = {}
+    deepspeed: dict[str, Any] = {}
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
     emulation: EmulatedRank | None = None
     seed: int = 0
@@ -60,6 +67,21 @@ class Cell(BaseModel):
     def train_batch_size(self) -> int:
         """Sequences per optimizer step over all GPUs: micro batch x accumulation x GPUs."""
         return self.train_micro_batch_size_per_gpu * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def strategy_name(self) -> str:
+        """What the user calls the strategy, with its settings."""
+        return self.name or self.strategy
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether optimizer states are kept, and updated, outside the device."""
+        return "offload_optimizer" in self.zero_optimization
+
+    @property
+    def offloads_param(self) -> bool:
+        """Whether parameters are kept outside the device when not in use."""
+        return "offload_param" in self.zero_optimization
 
     @property
     def provenance(self) -> Literal["measured", "emulated"]:
@@ -88,7 +110,7 @@ class Cell(BaseModel):
         """A readable name, unique within most scenarios: ``llama-tiny/z2/w2/mbs4/gas1/s128/bf16``."""
         parts = [
             self.model_name,
-            self.strategy,
+            self.strategy_name,
             f"w{self.world_size}" + (f"n{self.num_nodes}" if self.num_nodes > 1 else ""),
             f"mbs{self.train_micro_batch_size_per_gpu}",
             f"gas{self.gradient_accumulation_steps}",
@@ -106,7 +128,7 @@ class Cell(BaseModel):
 
         A field added later with a default changes no id; tests/unit/test_plan.py holds golden values.
         """
-        settings = self.model_dump(mode="json", exclude_defaults=True)
+        settings = self.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
         settings |= {"model": content_key(self.model), "strategy": self.strategy}
         if self.data.path is not None:
             settings["data"]["path"] = digest(self.data.path)

@@ -85,11 +85,12 @@ def num_cores() -> int:
 
 def resources(cpu_slots: int) -> Resources:
     """Return what this machine offers: its GPUs, or ``cpu_slots`` ranks on the CPU."""
-    found = gpus()
+    found, deepspeed = gpus(), installed().get("deepspeed", "")
     if found:
         smallest = min(gpu["memory_bytes"] for gpu in found)
-        return Resources(device="cuda", slots=len(found), memory_bytes=smallest, shared=False)
-    return Resources(device="cpu", slots=cpu_slots, memory_bytes=psutil.virtual_memory().total, shared=True)
+        return Resources(device="cuda", slots=len(found), memory_bytes=smallest, shared=False, deepspeed=deepspeed)
+    memory = psutil.virtual_memory().total
+    return Resources(device="cpu", slots=cpu_slots, memory_bytes=memory, shared=True, deepspeed=deepspeed)
 
 
 def _git(*arguments: str) -> str | None:

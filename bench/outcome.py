@@ -132,9 +132,10 @@ def comm(ranks: list[list[dict[str, Any]]], steady: bool, backend: str) -> Comm:
     )
 
 
-def skipped(planned: PlannedCell, repeat: int, device: str) -> Record:
-    """Return the row of a cell that the plan refuses."""
-    return _blank(planned, repeat, device, "skipped", planned.skip_reason)
+def refused(planned: PlannedCell, repeat: int, device: str) -> Record:
+    """Return the row of a cell that the plan refuses, skipped or unsupported."""
+    assert planned.refused is not None
+    return _blank(planned, repeat, device, *planned.refused)
 
 
 def not_built(planned: PlannedCell, repeat: int, device: str, reason: str) -> Record:

@@ -4,24 +4,30 @@ import itertools
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from bench.cell import Cell
+from bench.configs.read import read_configs
 from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.models.catalog import has_experts, load_config, max_positions
 from bench.models.counts import ParamCount, count_params
-from bench.scenario import Rule, Scenario, load_scenario
-from bench.stacks import INSTALLED
+from bench.scenario import ConfigStrategy, Rule, Scenario, load_scenario
+from bench.stacks import INSTALLED, releases
+from bench.strategy import Settled, from_file, named
 from bench.target import emulated, is_emulated
-from bench.zero.stages import zero_keys
+from bench.zero import features
 from bench.zero.theory import model_state_bytes
 
 
 class PlannedCell(BaseModel):
-    """A cell with what is known before it runs. ``skip_reason`` set: it will not be launched.
+    """A cell with what is known before it runs.
+
+    It will not be launched with a ``skip_reason``, for it is impossible or known not to fit, nor with an
+    ``unsupported_reason``, for its stack or this machine lacks what it needs. ``notes`` say how a configuration file
+    became these settings.
 
     ``cell_id``, ``config`` and ``corpus`` (digest of the text, if a path is named) are those of planning time: a file
     that is edited while the matrix runs changes neither what is measured nor under which name it is filed.
@@ -38,7 +44,16 @@ class PlannedCell(BaseModel):
     params: ParamCount | None
     model_state_bytes: float | None
     skip_reason: str | None
+    unsupported_reason: str | None = None
+    notes: tuple[str, ...] = ()
     stack: str | None = None
+
+    @property
+    def refused(self) -> tuple[Literal["skipped", "unsupported"], str] | None:
+        """The status and the reason of the row that it gets without a launch; ``None`` when it will be launched."""
+        if self.skip_reason is not None:
+            return "skipped", self.skip_reason
+        return None if self.unsupported_reason is None else ("unsupported", self.unsupported_reason)
 
     @property
     def label(self) -> str:
@@ -63,7 +78,7 @@ class PlannedCell(BaseModel):
 class Resources(BaseModel):
     """What this machine offers the ranks of a cell: slots (GPUs, or CPU slots) and memory, in bytes.
 
-    On CPU all ranks share ``memory_bytes``; on GPUs each rank has that much.
+    On CPU all ranks share ``memory_bytes``; on GPUs each rank has that much. ``deepspeed``: the installed release.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,10 +87,19 @@ class Resources(BaseModel):
     slots: int
     memory_bytes: int
     shared: bool
+    deepspeed: str = ""
 
 
 def _axes(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
     return {name: (None,) if values is None else values for name, values in scenario.matrix}
+
+
+def _knobs(scenario: Scenario) -> Iterator[tuple[dict[str, Any], frozenset[str]]]:
+    """Yield each combination of the ``zero_optimization`` values, with the keys that are an axis."""
+    asked = scenario.zero_optimization
+    axes = frozenset(key for key, value in asked.items() if isinstance(value, tuple))
+    for values in itertools.product(*(value if isinstance(value, tuple) else (value,) for value in asked.values())):
+        yield dict(zip(asked, values, strict=True)), axes
 
 
 def _matches(rule: Rule, point: dict[str, Any]) -> bool:
@@ -107,41 +131,50 @@ def _points(scenario: Scenario) -> Iterator[dict[str, Any]]:
         yield from _product(axes | rule.axes())
 
 
+def _batch(settings: dict[str, Any]) -> str | None:
+    """Return why the batch triple cannot hold, ``None`` when it can."""
+    total, steps = settings["train_batch_size"], settings["gradient_accumulation_steps"]
+    micro = settings["train_micro_batch_size_per_gpu"] * settings["world_size"]
+    if total is None or not (total % micro or (steps is not None and steps * micro != total)):
+        return None
+    given = "a whole number" if steps is None else str(steps)
+    return (
+        f"batch triple impossible: train_batch_size {total} = train_micro_batch_size_per_gpu "
+        f"{settings['train_micro_batch_size_per_gpu']} x world_size {settings['world_size']} x {given} "
+        "does not hold"
+    )
+
+
 def _cell(
-    scenario: Scenario, point: dict[str, Any], config: dict[str, Any], resources: Resources
+    scenario: Scenario, point: dict[str, Any], found: Settled, config: dict[str, Any], resources: Resources
 ) -> tuple[Cell, str | None]:
     """Settle the batch triple and the mode of one point; the reason is set when it cannot hold."""
-    settings = dict(point)
-    del settings["stack"]
-    mode = settings.pop("mode")
-    total = settings.pop("train_batch_size")
-    steps = settings["gradient_accumulation_steps"]
-    micro = settings["train_micro_batch_size_per_gpu"] * settings["world_size"]
-    reason = None
-    if total is not None and (total % micro or (steps is not None and steps * micro != total)):
-        given = "a whole number" if steps is None else str(steps)
-        reason = (
-            f"batch triple impossible: train_batch_size {total} = train_micro_batch_size_per_gpu "
-            f"{settings['train_micro_batch_size_per_gpu']} x world_size {settings['world_size']} x {given} "
-            "does not hold"
-        )
-    settings["gradient_accumulation_steps"] = _settled(point)["gradient_accumulation_steps"]
-    keys = zero_keys(settings["strategy"])
-    if is_emulated(mode, settings, resources.slots):
+    settings = point | found.settings
+    reason = _batch(settings) or found.reason
+    settings |= {"gradient_accumulation_steps": _settled(settings)["gradient_accumulation_steps"]}
+    del settings["stack"], settings["train_batch_size"]
+    if is_emulated(settings.pop("mode"), settings, resources.slots):
         target, impossible = emulated(scenario.emulation, settings)
         settings |= target
         reason = reason or impossible
     else:
         settings |= {"warmup_steps": scenario.warmup_steps, "steps": scenario.steps}
-    cell = Cell(
-        **settings,
-        data=scenario.data,
-        optimizer=scenario.optimizer,
-        zero_optimization={k: v for k, v in sorted(scenario.zero_optimization.items()) if k in keys},
-        experts_implementation=scenario.experts_implementation if has_experts(config) else None,
-        seed=scenario.seed,
-    )
-    return cell, reason
+    shared = {"data": scenario.data, "optimizer": scenario.optimizer, "seed": scenario.seed}
+    experts = scenario.experts_implementation if has_experts(config) else None
+    return Cell(**shared | {"experts_implementation": experts} | settings), reason
+
+
+def _strategies(scenario: Scenario, point: dict[str, Any], config: dict[str, Any], deepspeed: str) -> Iterator[Settled]:
+    """Yield what the point's strategy comes to: several, where a key has several values or a file several stages."""
+    asked = point["strategy"]
+    if isinstance(asked, ConfigStrategy):
+        for file in read_configs(Path(asked.config)):
+            yield from_file(file, scenario, point, config, deepspeed)
+        return
+    beyond = point["mode"] != "measured"
+    per_node = scenario.emulation.gpus_per_node if beyond else point["world_size"] // point["num_nodes"]
+    for knobs, axes in _knobs(scenario):
+        yield named(asked, knobs, axes, per_node)
 
 
 def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resources: Resources) -> str | None:
@@ -179,6 +212,43 @@ def _config(model: str) -> tuple[dict[str, Any], ParamCount | None]:
         raise ScenarioError(f"matrix.model: {error}") from None
 
 
+def _planned(
+    scenario: Scenario,
+    point: dict[str, Any],
+    found: Settled,
+    model: tuple[dict[str, Any], ParamCount | None],
+    resources: Resources,
+    deepspeed: str,
+) -> PlannedCell:
+    config, params = model
+    cell, reason = _cell(scenario, point, found, config, resources)
+    states = None
+    if params is not None:
+        states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
+    asked = features.Asked(
+        strategy=cell.strategy,
+        zero_optimization=cell.zero_optimization,
+        deepspeed_keys=cell.deepspeed,
+        world_size=cell.world_size,
+        num_nodes=cell.num_nodes,
+        dtype=cell.dtype,
+        device=resources.device if cell.emulation is None else "emulated",
+        deepspeed=deepspeed,
+    )
+    return PlannedCell(
+        cell=cell,
+        cell_id=cell.cell_id,
+        config=config,
+        corpus=digest(cell.data.path) if cell.data.path else None,
+        params=params,
+        model_state_bytes=states,
+        skip_reason=reason or features.impossible(asked) or _skip_reason(cell, config, states, resources),
+        unsupported_reason=features.unsupported(asked),
+        notes=found.notes,
+        stack=point["stack"],
+    )
+
+
 def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     """Expand a scenario into its cells, each once, in matrix order.
 
@@ -190,27 +260,14 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     for point in _points(scenario):
         if point["model"] not in configs:
             configs[point["model"]] = _config(point["model"])
-        config, params = configs[point["model"]]
-        cell, reason = _cell(scenario, point, config, resources)
-        states = None
-        if params is not None:
-            states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
-        reason = reason or _skip_reason(cell, config, states, resources)
-        entry = PlannedCell(
-            cell=cell,
-            cell_id=cell.cell_id,
-            config=config,
-            corpus=digest(cell.data.path) if cell.data.path else None,
-            params=params,
-            model_state_bytes=states,
-            skip_reason=reason,
-            stack=point["stack"],
-        )
-        key = (entry.cell_id, entry.stack)
-        known = planned.get(key)
-        # An impossible batch triple has no accumulation of its own, so its id may be that of a possible cell.
-        if known is None or (known.skip_reason is not None and reason is None):
-            planned[key] = entry
+        deepspeed = releases(point["stack"]).get("deepspeed", resources.deepspeed)
+        for found in _strategies(scenario, point, configs[point["model"]][0], deepspeed):
+            entry = _planned(scenario, point, found, configs[point["model"]], resources, deepspeed)
+            key = (entry.cell_id, entry.stack)
+            known = planned.get(key)
+            # An impossible batch triple has no accumulation of its own, so its id may be that of a possible cell.
+            if known is None or (known.skip_reason is not None and entry.skip_reason is None):
+                planned[key] = entry
     if not planned:
         raise ScenarioError("no cell is left to run: the exclude rules remove the whole matrix")
     return list(planned.values())

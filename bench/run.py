@@ -17,7 +17,7 @@ from bench.isolation import WarmRanks
 from bench.job import Job, compute_references, measure
 from bench.launch.deepspeed import Exit
 from bench.launch.processes import RUN_MARKER, kill_marked
-from bench.outcome import not_built, skipped
+from bench.outcome import not_built, refused
 from bench.plan import PlannedCell, Resources, plan_file, repeats, select, unused_rules
 from bench.progress import MatrixProgress, duration, spinner
 from bench.record import Record
@@ -59,14 +59,16 @@ def _check_stack(run: Path, stack: dict[str, Any], leaving: set[str]) -> None:
 
 
 def _settled(job: Job, records: dict[str, Record]) -> bool:
-    """Whether the job has its row already; a skipped row is settled only while the plan still skips.
+    """Whether the job has its row already; one that the plan refused is settled only while it still does.
 
     One that was not launched because of a failed build never is: a compiler may be there by now.
     """
     record = records.get(job.name)
-    if record is not None and record.status == "build_error" and record.launch is None:
+    if record is None or (record.status == "build_error" and record.launch is None):
         return False
-    return record is not None and (record.status == "skipped") == (job.planned.skip_reason is not None)
+    if job.planned.refused is None:
+        return record.launch is not None
+    return record.launch is None and record.status == job.planned.refused[0]
 
 
 def _write_manifest(run: Path, scenario_path: Path, scenario: Scenario, cells: list[PlannedCell], env: Any) -> None:
@@ -135,7 +137,7 @@ def run_matrix(
                 f"{done} of {len(jobs)} rows are there already in {run}; {len(pending)} to go",
                 highlight=False,
             )
-        wanted = [job for job in pending if job.planned.skip_reason is None]
+        wanted = [job for job in pending if job.planned.refused is None]
         hosts = {
             stack: prepare(run, stack, env["stack"], offer.device, console)
             for stack in dict.fromkeys(job.planned.stack for job in wanted)
@@ -171,13 +173,13 @@ def _measured(
     console: Console,
 ) -> Iterator[Record]:
     """Yield the row of every job, in order, once it is on disk and shown."""
-    launches = [job for job in jobs if job.planned.skip_reason is None and obstacle(job.planned, hosts) is None]
+    launches = [job for job in jobs if job.planned.refused is None and obstacle(job.planned, hosts) is None]
     expected_s, starts_s = _expected(launches, known, ranks)
     is_known = [estimate.is_known(job.planned, known) for job in launches]
     with MatrixProgress(console, expected_s, starts_s=starts_s, known=is_known) as progress:
         for job in jobs:
-            if job.planned.skip_reason is not None:
-                record = skipped(job.planned, job.repeat, device)
+            if job.planned.refused is not None:
+                record = refused(job.planned, job.repeat, device)
             elif reason := obstacle(job.planned, hosts):
                 record = not_built(job.planned, job.repeat, device, reason)
             else:

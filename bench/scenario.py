@@ -20,9 +20,9 @@ from pydantic import (
 from bench import stacks
 from bench.errors import ScenarioError, nearest
 from bench.hardware import gpu_names, memory_gib
-from bench.zero.stages import STRATEGIES, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3
+from bench.zero.stages import HPZ_KEY, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3, strategy_names
 
-ZERO_KEYS = ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3
+ZERO_KEYS = ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3 | {HPZ_KEY}
 
 
 def _one_or_more(value: Any) -> Any:
@@ -41,11 +41,21 @@ def _shown(value: Any) -> str:
         return "a huge number"
 
 
-def _known_strategy(name: Any) -> Any:
-    if not isinstance(name, str) or name not in STRATEGIES:
-        hint = nearest(name, STRATEGIES) if isinstance(name, str) else ""
-        raise ValueError(f"unknown strategy {_shown(name)}{hint}; valid: {', '.join(STRATEGIES)}")
-    return name
+def _known_strategy(asked: Any) -> Any:
+    if isinstance(asked, ConfigStrategy):
+        return asked
+    if isinstance(asked, dict):
+        if set(asked) != {"config"} or not isinstance(asked["config"], str) or not asked["config"]:
+            raise ValueError(f"a strategy from a file is written 'config: path' (got {_shown(asked)})")
+        return ConfigStrategy(config=asked["config"])
+    names = strategy_names()
+    if not isinstance(asked, str) or asked not in names:
+        hint = nearest(asked, names) if isinstance(asked, str) else ""
+        raise ValueError(
+            f"unknown strategy {_shown(asked)}{hint}; valid: {', '.join(names)}, or 'config: FILE' for a DeepSpeed "
+            "configuration"
+        )
+    return asked
 
 
 def _known_stack(value: Any) -> str | None:
@@ -61,27 +71,42 @@ def _known_zero_keys(section: Any) -> Any:
         if key == "stage":
             problems.append("'stage' is set by the strategy (z0, z1, z2, z3); remove it here")
         elif key.startswith("offload_"):
-            problems.append(f"'{key}': offload is not supported yet")
+            problems.append(f"'{key}': offload is a strategy (z2-offload, z3-offload-param, ...), or 'config: FILE'")
         elif key not in ZERO_KEYS:
             problems.append(
                 f"unknown zero_optimization key '{key}'{nearest(key, ZERO_KEYS)}; valid: {', '.join(sorted(ZERO_KEYS))}"
             )
-        elif not isinstance(value, bool) and not (isinstance(value, int) and value >= 0):
-            problems.append(f"'{key}' takes true, false or a whole number from 0 (got {_shown(value)})")
+        elif isinstance(value, list) and not value:
+            problems.append(f"'{key}': an empty list")
+        else:
+            problems += [
+                f"'{key}' takes true, false or a whole number from 0, or a list of such (got {_shown(item)})"
+                for item in (value if isinstance(value, list | tuple) else [value])
+                if not isinstance(item, bool) and not (isinstance(item, int) and item >= 0)
+            ]
     if problems:
         raise ValueError("; ".join(problems))
-    return section
+    if not isinstance(section, dict):
+        return section
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-StrategyName = Annotated[str, BeforeValidator(_known_strategy)]
+class ConfigStrategy(_Model):
+    """A strategy from a file: a DeepSpeed configuration, or one that holds or names it (bench.configs)."""
+
+    config: str
+
+
+StrategyItem = Annotated[str | ConfigStrategy, BeforeValidator(_known_strategy)]
 Stack = Annotated[str | None, BeforeValidator(_known_stack)]
 Dtype = Literal["fp32", "bf16", "fp16"]
 # Not `int | bool`: in strict mode pydantic keeps true apart from 1, which DeepSpeed's keys need.
-ZeroOptimization = Annotated[dict[str, bool | int], BeforeValidator(_known_zero_keys)]
+# A key with several values is an axis of its own.
+ZeroOptimization = Annotated[dict[str, bool | int | tuple[bool | int, ...]], BeforeValidator(_known_zero_keys)]
 
 
 T = TypeVar("T")
@@ -95,7 +120,7 @@ class Matrix(_Model):
     """The axes; each takes one value or a list, and the matrix is their product."""
 
     model: Axis[str]
-    strategy: Axis[StrategyName]
+    strategy: Axis[StrategyItem]
     world_size: Axis[PositiveInt] = (1,)
     num_nodes: Axis[PositiveInt] = (1,)
     train_micro_batch_size_per_gpu: Axis[PositiveInt] = (1,)
@@ -112,7 +137,7 @@ class Rule(_Model):
     """An exclude or include rule: a part of the matrix, each axis one value or a list."""
 
     model: Axis[str] | None = None
-    strategy: Axis[StrategyName] | None = None
+    strategy: Axis[StrategyItem] | None = None
     world_size: Axis[PositiveInt] | None = None
     num_nodes: Axis[PositiveInt] | None = None
     train_micro_batch_size_per_gpu: Axis[PositiveInt] | None = None
@@ -285,11 +310,19 @@ def _beside(folder: Path, data: dict[Any, Any]) -> dict[Any, Any]:
         # Without the dot it could be taken for a catalog name.
         return str(folder / value) if folder.is_absolute() else f"./{folder / value}"
 
-    def rule(value: Any) -> Any:
-        if not isinstance(value, dict) or "model" not in value:
+    def strategy(value: Any) -> Any:
+        if not isinstance(value, dict) or not isinstance(value.get("config"), str) or not value["config"]:
             return value
-        models = value["model"]
-        return value | {"model": [model(item) for item in models] if isinstance(models, list) else model(models)}
+        return value | {"config": str(folder / Path(value["config"]).expanduser())}
+
+    def rule(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for axis, placed in (("model", model), ("strategy", strategy)):
+            if axis in value:
+                asked = value[axis]
+                value = value | {axis: [placed(item) for item in asked] if isinstance(asked, list) else placed(asked)}
+        return value
 
     for key in {"matrix", "exclude", "include"} & data.keys():
         rules = data[key]

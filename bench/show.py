@@ -3,6 +3,7 @@
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ def _statuses(run: Path) -> dict[str, list[str]]:
     """Return what the run folder already says of cells that were launched, by name; one word per launch."""
     found: dict[str, list[str]] = {}
     for record in read_records(run):
-        if record.status != "skipped":
+        if record.launch is not None:
             found.setdefault(row_name(record.cell_id, record.requested_stack), []).append(record.status)
     return found
 
@@ -60,18 +61,20 @@ def show_plan(
         params = "?" if entry.params is None else f"{entry.params.total:,}"
         words = done.get(row_name(entry.cell_id, entry.stack), [])
         waiting = "run" if entry.cell.emulation is None else "emulate"
-        verdict = f"skipped: {entry.skip_reason}" if entry.skip_reason else ", ".join(words) or waiting
+        verdict = ": ".join(entry.refused) if entry.refused else ", ".join(words) or waiting
         table.add_row(entry.cell_id, entry.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
     launches = [
         (entry, repeat)
         for entry in chosen
-        if entry.skip_reason is None
+        if entry.refused is None
         for repeat in range(len(done.get(row_name(entry.cell_id, entry.stack), [])), repeats(entry, scenario))
     ]
+    refused = Counter(entry.refused[0] for entry in chosen if entry.refused)
     console.print(
-        f"{len(chosen)} cells x {scenario.repeat} launches, {sum(1 for e in chosen if e.skip_reason)} cells skipped, "
-        f"{len(launches)} launches to run; {offer.slots} {offer.device} slots, "
+        f"{len(chosen)} cells x {scenario.repeat} launches, {refused['skipped']} cells skipped, "
+        + (f"{refused['unsupported']} unsupported, " if refused["unsupported"] else "")
+        + f"{len(launches)} launches to run; {offer.slots} {offer.device} slots, "
         f"{offer.memory_bytes / 2**30:.1f} GiB {'in all' if offer.shared else 'each'}",
         highlight=False,
     )
@@ -106,7 +109,7 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
         return Path("work") / record_name(entry.cell_id, 0, entry.stack) / "job.json"
 
     offer = resources(cpu_slots)
-    cells = [entry for entry in select(plan_file(scenario_path, offer)[1], only) if entry.skip_reason is None]
+    cells = [entry for entry in select(plan_file(scenario_path, offer)[1], only) if entry.refused is None]
     if isolation == "fork":
         console.print(
             "Agents, started per stack and repeat; cells are forked from them (--isolation process: a launch per cell)."

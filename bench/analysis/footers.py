@@ -7,7 +7,7 @@ import pandas as pd
 from bench.analysis.stacks import stack_notes
 from bench.analysis.tables import BASELINE, metrics_of
 from bench.zero.applicability import ignored_notes
-from bench.zero.stages import STRATEGIES
+from bench.zero.stages import STRATEGIES, VARIANTS, strategy_names
 
 
 def _provenance(frame: pd.DataFrame) -> list[str]:
@@ -45,6 +45,19 @@ def _launches(measured: pd.DataFrame) -> list[str]:
     ]
 
 
+def _strategies(frame: pd.DataFrame) -> str:
+    """Return what the stages are, all of them, and what each further strategy of the tables is."""
+    present = {name.split("+")[0] for name in frame["strategy"]}
+    known = [f"{s.name} = {s.definition}" for s in STRATEGIES.values()]
+    known += [f"{v.name} = {v.definition}" for v in VARIANTS.values() if v.name in present]
+    files = frame[~frame["strategy"].str.split("+").str[0].isin(strategy_names())]
+    known += [
+        f"{name} = a configuration file, {bases.iloc[0]}"
+        for name, bases in files.groupby("strategy", sort=False)["base_strategy"]
+    ]
+    return f"Strategies: {'; '.join(known)}."
+
+
 def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]:
     """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
     lines = [f"{metric.title}: {metric.definition}." for metric in metrics_of(frame)]
@@ -59,10 +72,13 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
     if "wire_model" in frame and (models := sorted(frame["wire_model"].dropna().unique())):
         lines.append(f"Wire model: {', '.join(models)} (docs/metrics.md).")
     if zero_optimization:
-        settings = ", ".join(f"{key} {value}" for key, value in zero_optimization.items())
+        settings = ", ".join(
+            f"{key} {'/'.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+            for key, value in zero_optimization.items()
+        )
         lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
-        lines += [f"{note}." for note in ignored_notes(zero_optimization, frame["strategy"])]
-    lines.append("Strategies: " + "; ".join(f"{s.name} = {s.definition}" for s in STRATEGIES.values()) + ".")
+        lines += [f"{note}." for note in ignored_notes(zero_optimization, frame["base_strategy"])]
+    lines.append(_strategies(frame))
     lines += _launches(frame[frame["provenance"] == "measured"])
     done = frame[(frame["status"] == "completed") & (frame["provenance"] == "measured")]
     if valid := int((done["validity"] == "valid").sum()):

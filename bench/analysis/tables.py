@@ -16,7 +16,7 @@ from bench.analysis.frame import CONTROLS
 from bench.analysis.stacks import stack_names
 from bench.analysis.units import mib
 from bench.record import Record
-from bench.zero.stages import STRATEGIES
+from bench.zero.stages import strategy_names
 
 BASELINE = "z0"
 
@@ -96,6 +96,14 @@ METRICS = (
 )
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the strategies of ``names``, each once: stages in their order, files as they come after them."""
+    found, known = list(dict.fromkeys(names)), strategy_names()
+    # A variant with a key of several values is called "z2+overlap_comm=true".
+    place = {name: known.index(base) for name in found if (base := name.split("+")[0]) in known}
+    return sorted(found, key=lambda name: place.get(name, len(known)))
+
+
 def _good(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows whose numbers may be shown: completed, and not known to be wrong."""
     return rows[(rows["status"] == "completed") & (rows["validity"] != "invalid")]
@@ -143,7 +151,7 @@ def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[s
 
 def _table(metric: Metric, title: str, group: pd.DataFrame, explained: list[str]) -> Table:
     counts = sorted(group["world_size"].unique())
-    present = [name for name in STRATEGIES if name in set(group["strategy"])]
+    present = in_order(group["strategy"])
     baseline = BASELINE if BASELINE in present else present[0]
     stacked = bool(group["requested_stack"].notna().any())
     header = ["strategy, stack" if stacked else "strategy"]

@@ -60,6 +60,15 @@ def max_positions(config: dict[str, Any]) -> int | None:
     return longest if isinstance(longest, int) else None
 
 
+def hidden_size(config: dict[str, Any]) -> int | None:
+    """Return the width from which transformers resolves ``auto``, under each of the names that it has."""
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    several = (text or config).get("hidden_sizes")
+    found = [(text or config).get(name) for name in ("hidden_size", "n_embd", "d_model")]
+    found += [max(several)] if isinstance(several, list) and several else []
+    return next((value for value in found if isinstance(value, int)), None)
+
+
 def content_key(model: str) -> str:
     """Return a text that is the same for the same model wherever its file lies.
 

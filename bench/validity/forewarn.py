@@ -21,7 +21,7 @@ def forewarnings(scenario: Scenario, cells: Iterable[PlannedCell], stack: dict[s
 
     A key that some of the strategies heed is no mistake; below the tables it is named with the others' reasons.
     """
-    chosen = [entry for entry in cells if entry.skip_reason is None]
+    chosen = [entry for entry in cells if entry.refused is None]
     strategies = {entry.cell.strategy for entry in chosen}
     idle = [key for key in scenario.zero_optimization if all(why_ignored(key, strategy) for strategy in strategies)]
     notes = ignored_notes(idle, strategies)

@@ -76,6 +76,8 @@ def why_ignored(key: str, strategy: str) -> str | None:
     stage = STRATEGIES[strategy].zero_stage
     if stage is None:
         return DDP
+    if key not in KEYS:  # of ZeRO++, offload or a configuration file: bench.zero.features and bench.configs judge those
+        return None
     if stage in KEYS[key].applies:
         return None
     return STAGE_0 if stage == 0 else KEYS[key].reasons[stage]

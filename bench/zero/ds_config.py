@@ -15,6 +15,8 @@ def ds_config(cell: Cell) -> dict[str, Any]:
     stage = STRATEGIES[cell.strategy].zero_stage
     if stage is None:
         raise ValueError(f"{cell.strategy} does not run under DeepSpeed")
+    # DeepSpeed would refuse to step torch's AdamW on the CPU, for being slower than its own.
+    own_optimizer = {"zero_force_ds_cpu_optimizer": False} if cell.offloads_optimizer else {}
     return {
         "train_batch_size": cell.train_batch_size,
         "train_micro_batch_size_per_gpu": cell.train_micro_batch_size_per_gpu,
@@ -29,6 +31,8 @@ def ds_config(cell: Cell) -> dict[str, Any]:
             **cell.zero_optimization,
         },
         "zero_allow_untested_optimizer": True,
+        **own_optimizer,
+        **cell.deepspeed,
         "steps_per_print": 2**31 - 1,
         "wall_clock_breakdown": False,
     }

@@ -6,7 +6,8 @@ disabled, optimizer state partitioning, optimizer+gradient state partitioning, a
 optimizer+gradient+parameter partitioning".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,56 @@ STRATEGIES = {
     )
 }
 
+
+@dataclass(frozen=True)
+class Variant:
+    """A strategy with settings of its own: keys of ``zero_optimization``, and others of a DeepSpeed configuration."""
+
+    name: str
+    strategy: str
+    definition: str
+    zero_optimization: dict[str, Any] = field(default_factory=dict)
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+
+
+_CPU = {"device": "cpu", "pin_memory": True}
+_OWNERS_ONLY = {"use_multi_rank_bucket_allreduce": False}
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant(
+            "z1-bf16-optimizer",
+            "z1",
+            "stage 1 with gradients added up in fp32, which selects DeepSpeed's BF16_Optimizer (in bf16)",
+            deepspeed={"data_types": {"grad_accum_dtype": "fp32"}},
+        ),
+        Variant("z1-multi-rank-off", "z1", "gradients reduced to their owners: the paper's 2 psi", _OWNERS_ONLY),
+        Variant("z1-offload", "z1", "stage 1, optimizer states and step on the CPU", {"offload_optimizer": _CPU}),
+        Variant("z2-multi-rank-off", "z2", "gradients reduced to their owners: the paper's 2 psi", _OWNERS_ONLY),
+        Variant("z2-offload", "z2", "stage 2, optimizer states and step on the CPU", {"offload_optimizer": _CPU}),
+        Variant("z3-offload", "z3", "stage 3, optimizer states and step on the CPU", {"offload_optimizer": _CPU}),
+        Variant(
+            "z3-offload-param",
+            "z3",
+            "stage 3, optimizer states and step on the CPU, and parameters when not in use",
+            {"offload_optimizer": _CPU, "offload_param": _CPU},
+        ),
+        # The size of the secondary group is that of a node, which the cell knows, unless a scenario sets it.
+        Variant("zpp-hpz", "z3", "stage 3 with ZeRO++'s secondary shards within each node (hpZ)"),
+    )
+}
+HPZ = "zpp-hpz"
+
+
+def strategy_names() -> list[str]:
+    """Return every name that a scenario can ask for, each stage's variants after it."""
+    return [name for base in STRATEGIES for name in (base, *(v.name for v in VARIANTS.values() if v.strategy == base))]
+
+
 # The keys of DeepSpeed's ``zero_optimization`` section that a scenario may set, as DeepSpeed 0.19 spells
 # them (tests/unit/test_ds_config.py compares this list with the installed release). ``stage`` is the
-# strategy's; offload, ZeRO++ and the deprecated spellings are not accepted yet.
+# strategy's, and so is offload; a configuration file may set all that DeepSpeed knows.
 ZERO_KEYS_ANY_STAGE = frozenset(
     {
         "allgather_bucket_size",
@@ -66,10 +114,12 @@ ZERO_KEYS_STAGE_3 = frozenset(
         "sub_group_size",
     }
 )
+# ZeRO++: the ranks of one secondary group (hpZ).
+HPZ_KEY = "zero_hpz_partition_size"
 
 
 def zero_keys(strategy: str) -> frozenset[str]:
-    """Return the ``zero_optimization`` keys that can matter to ``strategy`` (none for ddp and stage 0)."""
+    """Return a scenario's ``zero_optimization`` keys that can matter to ``strategy`` (none for ddp and stage 0)."""
     stage = STRATEGIES[strategy].zero_stage
     if not stage:
         return frozenset()

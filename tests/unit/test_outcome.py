@@ -9,7 +9,7 @@ from bench.cell import Cell
 from bench.hardware import peak_tflops
 from bench.models.catalog import load_config
 from bench.models.counts import flops_per_token
-from bench.outcome import comm, not_built, outcome, skipped, throughput
+from bench.outcome import comm, not_built, outcome, refused, throughput
 from bench.plan import PlannedCell, Resources, plan
 from bench.record import Launch, Record
 from bench.scenario import Scenario
@@ -399,7 +399,7 @@ def test_cell_whose_op_was_not_built_has_a_row() -> None:
 
 
 def test_skipped_cell_has_a_row() -> None:
-    record = skipped(planned(world_size=9), 0, "cpu")
+    record = refused(planned(world_size=9), 0, "cpu")
     assert (record.status, record.reason) == (
         "skipped",
         "world_size 9 is above the 8 cpu slots here (--cpu-slots 9); mode: auto emulates it",

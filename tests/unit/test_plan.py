@@ -8,7 +8,7 @@ from bench.cell import Cell
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config
 from bench.models.counts import count_params
-from bench.outcome import skipped
+from bench.outcome import refused
 from bench.plan import PlannedCell, Resources, plan, plan_file, select, unused_rules
 from bench.scenario import Data, Optimizer, Scenario
 
@@ -475,7 +475,7 @@ def test_a_model_edited_after_planning_changes_neither_config_nor_id(tmp_path: P
     model = str(tmp_path / "m")
     (entry,) = plan(scenario(model=model, world_size=99), LARGE)
     file.write_text(json.dumps(load_config("llama-small")))
-    record = skipped(entry, 0, "cpu")
+    record = refused(entry, 0, "cpu")
     assert record.cell_id == entry.cell_id != entry.cell.cell_id
     assert record.num_params == count_params(load_config("llama-tiny")).total  # type: ignore[union-attr]
     assert entry.config == load_config("llama-tiny")

@@ -20,7 +20,7 @@ class Group:
     def beside(self, record: Record, *strategies: str) -> Record | None:
         """Return the row of the first of ``strategies`` that is there with the ranks and the stack of ``record``."""
         wanted = (record.cell.world_size, record.requested_stack)
-        at = {row.cell.strategy: row for row in self.rows if (row.cell.world_size, row.requested_stack) == wanted}
+        at = {row.cell.strategy_name: row for row in self.rows if (row.cell.world_size, row.requested_stack) == wanted}
         return next((at[name] for name in strategies if name in at), None)
 
 
@@ -41,7 +41,7 @@ class Rule:
 
 def name(record: Record) -> str:
     """Return a row's name within its group."""
-    return " ".join(filter(None, (record.cell.strategy, record.requested_stack, f"N={record.cell.world_size}")))
+    return " ".join(filter(None, (record.cell.strategy_name, record.requested_stack, f"N={record.cell.world_size}")))
 
 
 def collectives(record: Record) -> list[Collective]:
