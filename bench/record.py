@@ -87,7 +87,8 @@ class MemoryPoint(_Model):
     ``point``: ``init`` (engine built), ``forward`` (end of the last forward), ``backward`` (end of the last backward),
     ``step`` (highest inside the optimizer step), ``peak`` (highest of the whole step). ``where`` is the phase, and the
     module if any, that was running. ``predicted`` holds, by category, what theory-in-practice expects
-    (bench.zero.memory), where it has an answer.
+    (bench.zero.memory), where it has an answer. ``host_bytes``: what of it is in host memory where states are
+    offloaded; a part of ``bytes`` where one device is both (CPU), beside them where the two are apart.
     """
 
     point: str
@@ -95,6 +96,7 @@ class MemoryPoint(_Model):
     total_bytes: int
     bytes: dict[str, int]
     predicted: dict[str, float] = {}
+    host_bytes: dict[str, int] = {}
 
 
 class RankMemory(_Model):
@@ -106,6 +108,36 @@ class RankMemory(_Model):
     peak_reserved_bytes: int | None
     host_peak_rss_bytes: int
     points: list[MemoryPoint] = []
+
+
+class RankOffload(_Model):
+    """Bytes of one rank in one settled optimizer step, host and device apart; ``steady`` after it.
+
+    ``pinned_bytes``: page-locked host memory after the step, without the rounding of PyTorch's allocator for it.
+    ``host_to_device_bytes`` and ``device_to_host_bytes`` cross in the step, copies of at most 8 elements left out.
+    """
+
+    device_peak_bytes: int
+    device_steady_bytes: int
+    host_peak_bytes: int
+    host_steady_bytes: int
+    pinned_bytes: int
+    host_to_device_bytes: int
+    device_to_host_bytes: int
+
+
+class Offload(_Model):
+    """What offload keeps in host memory, by rank. On CPU, host and device are one: their sum is measured, and the split
+    is ``emulated``, by the object of DeepSpeed that owns each storage (bench.worker.offload).
+
+    ``predicted``: by the names of ``RankOffload``, what DeepSpeed's code should come to (bench.zero.offload), where it
+    has an answer. ``node_host_peak_bytes``: the ranks of the node that holds most, together.
+    """
+
+    provenance: Literal["emulated"] = "emulated"
+    ranks: list[RankOffload]
+    predicted: list[dict[str, int]]
+    node_host_peak_bytes: int
 
 
 class Shards(_Model):
@@ -290,7 +322,8 @@ class Emulation(_Model):
 class Record(_Model):
     """One row. Metrics are ``None`` unless ``status`` is ``completed``; ``reason`` is set when it is not.
 
-    ``activity_s``: what rank 0 did (the names that a failure's ``activity`` has), in order, and for how long.
+    ``ds_config``: the configuration that DeepSpeed was given. ``activity_s``: what rank 0 did (the names that a
+    failure's ``activity`` has), in order, and for how long.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -318,6 +351,8 @@ class Record(_Model):
     theory: Theory | None = None
     practice: Practice | None = None
     shards: list[Shards] = []
+    offload: Offload | None = None
+    ds_config: dict[str, Any] | None = None
     parity: Parity | None = None
     losses: list[float | None] = []
     skipped_steps: int | None = None

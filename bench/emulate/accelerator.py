@@ -12,6 +12,8 @@ import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from bench.emulate.allocator import Allocator
+from bench.emulate.places import DEVICE, DeviceName, pinned_like
+from bench.measure.places import host_kind, on_host
 
 
 class TargetAccelerator(CPU_Accelerator):  # type: ignore[misc]
@@ -124,6 +126,24 @@ class CudaLikeAccelerator(TargetAccelerator):
         return False
 
     use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
+
+    def device_name(self, device_index: int | None = None) -> str:
+        return DeviceName("cpu") if device_index is None else str(DEVICE)
+
+    def current_device_name(self) -> str:
+        return str(DEVICE)
+
+    def on_accelerator(self, tensor: torch.Tensor) -> bool:
+        return not on_host(tensor)
+
+    def pin_memory(self, tensor: torch.Tensor, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
+        return pinned_like(tensor).copy_(tensor)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        return host_kind(tensor.untyped_storage()) == "pinned"
+
+    def unpin_memory(self, tensor: torch.Tensor) -> bool:
+        return False
 
     Stream = _Stream
     Event = _Event

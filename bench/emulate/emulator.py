@@ -20,7 +20,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from bench.emulate.guesses import mark, origin_of, reader
 from bench.emulate.hollow import AddressSpace, is_hollow
 from bench.emulate.kinds import COLLECTIVE, MUTATES, NATIVE, READS, VIEW, Writes, kind_of, writes_of
+from bench.emulate.places import DEVICE, HOST, place
 from bench.emulate.shapes import NotEmulatedError, Output, Rule, describe, flat, learn
+from bench.measure.memory import COPIES
 
 
 class Observer(Protocol):
@@ -46,15 +48,16 @@ class Emulator(TorchDispatchMode):
     function that read it and the operator it came from; ``guessed`` has the first value that was given for it.
 
     ``listener``, if set, is called with key, operator, arguments and result of every operator that is not a view.
-    ``backend``: what carries the collectives; gloo takes memory that an observer sees.
+    ``backend``: what carries the collectives; gloo takes memory that an observer sees. ``apart``: whether host and
+    device are told apart (bench.emulate.places).
 
     Raises:
         NotEmulatedError: by an operator whose result depends on content.
     """
 
-    def __init__(self, backend: str = "nccl") -> None:
+    def __init__(self, backend: str = "nccl", *, apart: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._backend = backend
+        self._backend, self._apart = backend, apart
         self.guesses: Counter[tuple[str, str]] = Counter()
         self.guessed: dict[tuple[str, str], str] = {}
         self.listener: Listener | None = None
@@ -94,6 +97,9 @@ class Emulator(TorchDispatchMode):
             if func is _REDUCE_SCATTER and self._backend == "gloo":
                 self._show_copy(args[1])
             return result  # of what it was handed: nothing that observers have not seen
+        if id(func) in COPIES:
+            for observer in self._observers:
+                observer.before(func, args, kwargs)
         result = func(*args, **kwargs) if kind == NATIVE else self._compute(func, kind, args, kwargs)
         for observer in self._observers:
             observer.after(func, result)
@@ -106,6 +112,9 @@ class Emulator(TorchDispatchMode):
             if self.listener is not None:
                 self.listener((id(func), dtype, numel), func, args, kwargs, result)
             return result
+        asked = kwargs
+        if self._apart and kwargs.get("device") == DEVICE:
+            kwargs = kwargs | {"device": HOST}  # to PyTorch one processor
         # transformers builds a model with another default dtype than it runs with.
         parts: list[Any] = [id(func), torch.get_default_dtype()]
         tensors: list[torch.Tensor] = []
@@ -125,13 +134,17 @@ class Emulator(TorchDispatchMode):
             if rule is None:
                 rule = self._rules[key] = learn(func, args, kwargs, self._fake)
             if rule.native:
-                return func(*args, **kwargs)
-            if real and rule.computable and "empty" not in func._schema.name:  # what empty holds is nobody's to say
+                result = func(*args, **kwargs)
+            elif real and rule.computable and "empty" not in func._schema.name:  # what empty holds is nobody's to say
                 result = func(*args, **kwargs)
                 self._inherit(tensors, result)
             else:
                 made = [self._make(how, what, tensors, func) for how, what in rule.leaves]
                 result = made[0] if rule.spec is None else tree_unflatten(made, rule.spec)
+            if self._apart:
+                place(result, asked, tensors)
+            if rule.native:
+                return result
         if self.listener is not None:
             self.listener(key, func, args, kwargs, result)
         return result

@@ -12,6 +12,7 @@ from bench.cell import EmulatedRank as Target
 from bench.emulate import interventions
 from bench.emulate.allocator import Allocator
 from bench.emulate.emulator import Emulator
+from bench.emulate.places import DEVICE, HOST, host_and_device
 from bench.emulate.shapes import NotEmulatedError
 from bench.emulate.trace import Trace
 from bench.measure.comm import CollectiveRecorder
@@ -26,7 +27,8 @@ class EmulatedRank:
     """The rank that this process emulates, alone."""
 
     def __init__(self, cell: Cell, target: Target, emulator: Emulator, meter: StorageMeter) -> None:
-        self.device = torch.device("cpu")
+        self.apart = target.accelerator_path == "cuda-like"
+        self.device = DEVICE if self.apart else HOST
         self.meter = meter
         self.backend = BACKENDS[target.accelerator_path]
         self.allocator = Allocator(target.gpu_memory_bytes)
@@ -67,15 +69,18 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
     assert target is not None
     if STRATEGIES[cell.strategy].zero_stage is None:
         raise NotEmulatedError("torch DDP's reducer is C++ that reads and writes memory outside the dispatcher")
-    emulator, meter = Emulator(BACKENDS[target.accelerator_path]), StorageMeter()
+    apart = target.accelerator_path == "cuda-like"
+    emulator, meter = Emulator(BACKENDS[target.accelerator_path], apart=apart), StorageMeter()
     rank = EmulatedRank(cell, target, emulator, meter)
     meter.allocator = rank.allocator.change
     interventions.choose_accelerator(target.accelerator_path, rank.allocator)
     interventions.join_group(target.rank, cell.world_size)
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        if target.accelerator_path == "cuda-like":  # on the other it fails, as it does in a real run on CPU
+        if apart:
+            # On the other path it fails, as it does in a real run on CPU.
             stack.enter_context(interventions.no_record_stream())
+            stack.enter_context(host_and_device())
         stack.enter_context(interventions.reads_seen(emulator.saw))
         stack.enter_context(interventions.agreement_with_rank_0())
         stack.enter_context(interventions.views_undispatched())

@@ -98,7 +98,7 @@ def learn(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fake: FakeTe
         if not isinstance(argument, torch.Tensor):
             return None if isinstance(argument, torch.Generator) else argument
         kind = torch.bfloat16 if argument.dtype == dtype else argument.dtype
-        made = torch.empty_strided(argument.shape, argument.stride(), dtype=kind, device=argument.device)
+        made = torch.empty_strided(argument.shape, argument.stride(), dtype=kind, device=argument.device.type)
         stand_ins.append(made)
         return made
 

@@ -12,11 +12,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bench.measure.places import host_kind
 from bench.measure.storage_log import Birth, StorageLog
 
 # gloo's threads let go of what a collective was handed only when they get Python's lock. Without a pause for it, the
 # next tensors are born beside those, in one run and not in the next.
 _LET_GO_S = 0.001
+# What can carry content from host to device memory or back.
+_aten = torch.ops.aten
+_COPIES = (_aten.copy_.default, _aten._to_copy.default, _aten.cat.default, _aten.cat.out)
+COPIES = frozenset(map(id, _COPIES))  # by id: an operator's own hash is slow
 
 
 class MemoryMeter(Protocol):
@@ -57,8 +62,9 @@ class StorageMeter(TorchDispatchMode):
     so nothing that lives then was born unseen.
 
     ``place`` says where the program is, as ``(phase, module)``; every birth keeps it. ``watch`` is called with
-    the name and the arguments of each ``c10d`` operator before it runs. Between ``begin_log`` and ``end_log``
-    every birth, resize and release is logged. ``allocator`` is told every one, as ``(storage, bytes)``; 0 is a release.
+    the name and the arguments of each ``c10d`` operator, and of each that copies, before it runs. Between
+    ``begin_log`` and ``end_log`` every birth, resize and release is logged. ``allocator`` is told every one, as
+    ``(storage, bytes)``; 0 is a release. What is noted to be host memory (bench.measure.places) is counted apart.
     """
 
     kind = "live tensor storages"
@@ -76,6 +82,8 @@ class StorageMeter(TorchDispatchMode):
         self._born = 0
         self._live = 0
         self._peak = 0
+        self._host_live = 0
+        self._host_peak = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -92,8 +100,8 @@ class StorageMeter(TorchDispatchMode):
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See an operator that is about to run; the emulator calls this instead of being below this mode."""
-        if self.watch is not None and func.namespace == "c10d":
-            self.watch(func._schema.name.removeprefix("c10d::"), args)
+        if self.watch is not None and (func.namespace == "c10d" or id(func) in COPIES):
+            self.watch(func._schema.name.split("::")[1], args)
 
     def after(self, func: Any, result: Any) -> None:
         """See what an operator returned."""
@@ -108,22 +116,29 @@ class StorageMeter(TorchDispatchMode):
             return
         if known is None:
             self._refs[key] = weakref.ref(storage, partial(self._free, key))
-            self._births[key] = Birth(self._born, *self.place(), func._schema.name)
+            self._births[key] = Birth(self._born, *self.place(), func._schema.name, host_kind(storage))
             self._born += 1
         self._sizes[key] = size
-        self._live += size - (known or 0)
-        self._peak = max(self._peak, self._live)
-        if self.allocator is not None:
-            self.allocator(key, size)
+        if self._births[key].host is not None:
+            self._host_live += size - (known or 0)
+            self._host_peak = max(self._host_peak, self._host_live)
+        else:
+            self._live += size - (known or 0)
+            self._peak = max(self._peak, self._live)
+            if self.allocator is not None:
+                self.allocator(key, size)
         if self._log is not None:
             self._log.change(self._births[key], size)
 
     def _free(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
-        self._live -= self._sizes.pop(key)
+        size, birth = self._sizes.pop(key), self._births.pop(key)
         del self._refs[key]
-        if self.allocator is not None:
-            self.allocator(key, 0)
-        birth = self._births.pop(key)
+        if birth.host is not None:
+            self._host_live -= size
+        else:
+            self._live -= size
+            if self.allocator is not None:
+                self.allocator(key, 0)
         if self._log is not None:
             self._log.change(birth, 0)
 
@@ -161,7 +176,7 @@ class StorageMeter(TorchDispatchMode):
 
     def reset_peak(self) -> None:
         """Start a new peak from what is live now."""
-        self._peak = self._live
+        self._peak, self._host_peak = self._live, self._host_live
 
 
 class CudaMeter:

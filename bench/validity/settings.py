@@ -30,8 +30,8 @@ def _asked(cell: Cell) -> dict[str, Any]:
         "optimizer_implementation": cell.optimizer.implementation,
         **({"experts_implementation": cell.experts_implementation} if cell.experts_implementation else {}),
         "activation_checkpointing": "non-reentrant" if cell.activation_checkpointing else "none",
-        "offload_optimizer": False,
-        "offload_param": False,
+        "offload_optimizer": cell.offloads_optimizer,
+        "offload_param": cell.offloads_param,
         **_zero(cell.zero_optimization),
     }
 
@@ -39,7 +39,7 @@ def _asked(cell: Cell) -> dict[str, Any]:
 def _zero(settings: dict[str, Any]) -> dict[str, Any]:
     """Leave out what DeepSpeed sets itself: gathering one by one makes the prefetch bucket 1 (runtime/engine.py)."""
     given_up = {"stage3_prefetch_bucket_size"} if settings.get("stage3_allgather_sequential") else set()
-    return {key: value for key, value in settings.items() if key not in given_up}
+    return {key: value for key, value in settings.items() if key not in given_up and not isinstance(value, dict)}
 
 
 def differences(cell: Cell, effective: dict[str, Any]) -> list[Finding]:
@@ -60,7 +60,9 @@ def differences(cell: Cell, effective: dict[str, Any]) -> list[Finding]:
             text=f"asked for {key} {value}; this release keeps it nowhere that can be read back",
         )
         for key, value in cell.zero_optimization.items()
-        if key not in effective and why_ignored(key, cell.strategy) is None
+        if key not in effective
+        and not isinstance(cell.zero_optimization[key], dict)
+        and why_ignored(key, cell.strategy) is None
     ]
 
 

@@ -14,8 +14,9 @@ import torch
 
 from bench.measure.memory import StorageMeter, nowhere
 from bench.measure.modules import LOSS, ModuleTracker
-from bench.measure.storage_log import Birth, StorageLog
+from bench.measure.storage_log import Birth, StorageLog, on_device
 from bench.worker.holdings import buckets, held
+from bench.worker.offload import COPYING, OffloadWatch
 from bench.zero.practice import CONTROL_ELEMENTS
 
 _LET_GO_S = 0.01
@@ -26,6 +27,7 @@ _STRENGTH = (
     "optimizer_states",
     "zero_buckets",
     "gradients",
+    "offload_buffers",
     "gathered_parameters",
     "bucket_copies",
 )
@@ -34,8 +36,11 @@ _STRENGTH = (
 class Composition:
     """The memory of one optimizer step, decomposed. ``meter`` has been active since before the model existed."""
 
-    def __init__(self, engine: Any, meter: StorageMeter) -> None:
-        """Take the picture ``init``: the engine is built and has not stepped yet."""
+    def __init__(self, engine: Any, meter: StorageMeter, *, apart: bool = False) -> None:
+        """Take the picture ``init``: the engine is built and has not stepped yet.
+
+        ``apart``: whether storages say themselves what is host memory (bench.measure.places).
+        """
         self._engine, self._meter = engine, meter
         self._modules = ModuleTracker(engine.module)
         self._phase = ""
@@ -43,8 +48,11 @@ class Composition:
         self._moments: dict[str, int] = {}
         self._log = StorageLog({})
         self._steps: list[tuple[StorageLog, dict[str, int]]] = []
+        self._offloaded: dict[str, int] | None = None
+        self._offload = OffloadWatch(engine, meter, apart)
         gc.collect()  # what waits for it in cycles is held by nobody
         self._claim_held()
+        self._offload.look("")
         self._init = meter.live()
 
     @contextmanager
@@ -53,13 +61,15 @@ class Composition:
         params = [parameter for parameter in self._engine.module.parameters() if parameter.requires_grad]
         # What autograd hands to a parameter is a gradient, also one that is moved or freed before backward ends.
         hooks = [parameter.register_hook(self._claim_gradient) for parameter in params]
-        self._meter.place, self._meter.watch = self._place, self._claim_handed
+        self._meter.place, self._meter.watch = self._place, self._see
         self._log, self._moments = self._meter.begin_log(), {}
+        self._offload.begin()
         try:
             with self._modules.active():
                 yield
             time.sleep(_LET_GO_S)
             self._claim_held()
+            self._offload.look("")
             self._moments["end"] = len(self._log)
             self._steps.append((self._log, self._moments))
         finally:
@@ -76,6 +86,7 @@ class Composition:
         if self._phase:
             self._moments[self._phase] = len(self._log)
         self._claim_held()
+        self._offload.look(phase)
         self._phase = phase
 
     def _place(self) -> tuple[str, str]:
@@ -98,6 +109,11 @@ class Composition:
     def _claim_gradient(self, gradient: torch.Tensor) -> None:
         self._claim(gradient, "gradients")
 
+    def _see(self, op: str, args: tuple[Any, ...]) -> None:
+        self._offload.see(op, args)
+        if op not in COPYING:
+            self._claim_handed(op, args)
+
     def _claim_handed(self, op: str, args: tuple[Any, ...]) -> None:
         for bucket in buckets(self._engine):
             self._claim(bucket, "zero_buckets")
@@ -107,16 +123,26 @@ class Composition:
         for tensor in tensors:
             self._claim(tensor, "gathered_parameters" if "gather" in op else "bucket_copies")
 
+    def _highest_step(self) -> tuple[StorageLog, dict[str, int], int]:
+        """Return the recorded step whose peak is the highest, and the moment of that."""
+        steps = ((log, moments, log.highest(0, moments["end"])) for log, moments in self._steps)
+        return max(steps, key=lambda step: sum(size for each, size in step[0].live(step[2]).items() if on_device(each)))
+
+    def settled(self) -> None:
+        """Call when nothing of the recorded step is left, its batches neither."""
+        log, moments = self._steps[-1]
+        self._offloaded = self._offload.found(log, moments["end"], self._meter.live(), self._category)
+
+    def offload(self) -> dict[str, int] | None:
+        """Return the content of ``bench.record.RankOffload`` for the last step; ``None`` where nothing is offloaded."""
+        return self._offloaded
+
     def points(self) -> list[dict[str, Any]]:
         """Return the content of ``bench.record.MemoryPoint`` for init, forward, backward, step and peak.
 
         They are those of the recorded step whose peak is highest.
         """
-        peaks = [log.highest(0, moments["end"]) for log, moments in self._steps]
-        log, moments, peak = max(
-            ((log, moments, peak) for (log, moments), peak in zip(self._steps, peaks, strict=True)),
-            key=lambda step: sum(step[0].live(step[2]).values()),
-        )
+        log, moments, peak = self._highest_step()
         step = log.highest(moments["backward"], moments["end"])
         found = [self._point("init", "engine built", self._init)]
         for name, moment, where in (
@@ -129,11 +155,19 @@ class Composition:
         return found
 
     def _point(self, name: str, where: str, live: dict[Birth, int]) -> dict[str, Any]:
-        by_category: dict[str, int] = {}
+        counted: dict[str, int] = {}
+        host: dict[str, int] = {}
         for storage, size in live.items():
-            category = self._claims.get(storage.number) or self._by_birth(storage)
-            by_category[category] = by_category.get(category, 0) + size
-        return {"point": name, "where": where, "total_bytes": sum(live.values()), "bytes": by_category}
+            category = self._category(storage)
+            if on_device(storage):
+                counted[category] = counted.get(category, 0) + size
+            if self._offload.active and self._offload.is_host(storage, category):
+                host[category] = host.get(category, 0) + size
+        total = sum(counted.values())
+        return {"point": name, "where": where, "total_bytes": total, "bytes": counted, "host_bytes": host}
+
+    def _category(self, storage: Birth) -> str:
+        return self._claims.get(storage.number) or self._by_birth(storage)
 
     def _by_birth(self, storage: Birth) -> str:
         if storage.phase == "step":

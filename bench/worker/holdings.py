@@ -19,6 +19,12 @@ _MASTERS = (
     "masters",  # DDPEngine
 )
 _BUCKETS = ("ipg_buckets", "ipg_buffer", f"{_STAGE_3}ipg_bucket_flat_buffer")
+_OFFLOAD = (
+    "param_buffer_of_bit16_for_cpu_offload_groups",
+    "temp_grad_buffer_for_cpu_offload",
+    "temp_grad_buffer_for_gpu_offload",
+    "accumulated_grads_in_cpu",
+)
 _GRADIENTS = (
     "averaged_gradients",
     "all_grad_tensors",
@@ -29,24 +35,26 @@ _GRADIENTS = (
 )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that ``value`` is or contains."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif hasattr(value, "buffer"):  # DeepSpeed's bucket of one dtype
-        yield from _tensors(value.buffer)
+        yield from tensors_in(value.buffer)
 
 
-def _attributes(owners: Iterable[Any], names: tuple[str, ...]) -> list[torch.Tensor]:
-    return [tensor for owner in owners for name in names for tensor in _tensors(getattr(owner, name, None))]
+def attributes(among: Iterable[Any], names: tuple[str, ...]) -> list[torch.Tensor]:
+    """Return the tensors that the objects of ``among`` have under ``names``."""
+    return [tensor for owner in among for name in names for tensor in tensors_in(getattr(owner, name, None))]
 
 
-def _owners(engine: Any) -> list[Any]:
+def owners(engine: Any) -> list[Any]:
     """Return the objects that hold a rank's states: the engine, its optimizer wrapper, the optimizer itself."""
     owners, owner = [engine], getattr(engine, "optimizer", None)
     while owner is not None and all(owner is not other for other in owners):
@@ -55,28 +63,38 @@ def _owners(engine: Any) -> list[Any]:
     return owners
 
 
-def _states(engine: Any) -> list[torch.Tensor]:
-    owners = _owners(engine)
-    found = _attributes(owners, _MASTERS)
-    for owner in owners:
+def masters_and_moments(engine: Any) -> list[torch.Tensor]:
+    """Return what the optimizer updates and its states."""
+    among = owners(engine)
+    found = attributes(among, _MASTERS)
+    for owner in among:
         state = getattr(owner, "state", None)
         for param, values in state.items() if isinstance(state, dict) else ():
-            found += [*_tensors(param), *_tensors(values)]
+            found += [*tensors_in(param), *tensors_in(values)]
         groups = getattr(owner, "param_groups", None)
         for group in groups if isinstance(groups, list) else ():
-            found += _tensors(group.get("params"))
+            found += tensors_in(group.get("params"))
     return found
 
 
 def gradients(engine: Any) -> list[torch.Tensor]:
     """Return the gradients that are held now: those of the parameters, and the wrapper's shards of them."""
     of_params = [param.grad for param in engine.module.parameters() if param.grad is not None]
-    return of_params + _attributes(_owners(engine), _GRADIENTS)
+    return of_params + attributes(owners(engine), _GRADIENTS)
 
 
 def buckets(engine: Any) -> list[torch.Tensor]:
     """Return the buckets that exist now; at stages 1 and 2 they live only while gradients are reduced."""
-    return _attributes(_owners(engine), _BUCKETS)
+    return attributes(owners(engine), _BUCKETS)
+
+
+def offload_buffers(engine: Any) -> list[torch.Tensor]:
+    """Return what offload keeps besides: fp32 gradients, copies in 16 bits, and what gradients are moved through."""
+    found = attributes(owners(engine), _OFFLOAD)
+    if not found and not getattr(engine.optimizer, "offload_optimizer", False):
+        return []
+    masters = attributes(owners(engine), _MASTERS)
+    return found + [master.grad for master in masters if master.grad is not None]
 
 
 def held(engine: Any) -> dict[str, list[torch.Tensor]]:
@@ -88,9 +106,10 @@ def held(engine: Any) -> dict[str, list[torch.Tensor]]:
         "parameters": [param.ds_tensor if hasattr(param, "ds_tensor") else param.data for param in params],
         "persisted_parameters": [param.data for param in sharded if getattr(param, "ds_persist", False)],
         "gathered_parameters": [param.data for param in gathered],
-        "optimizer_states": _states(engine),
+        "optimizer_states": masters_and_moments(engine),
         "zero_buckets": buckets(engine),
         "gradients": gradients(engine),
+        "offload_buffers": offload_buffers(engine),
     }
 
 

@@ -118,6 +118,8 @@ class Loop:
             counted.peak_reserved_bytes = meter.peak_reserved_bytes()
             del batches
             counted.steady_bytes = meter.allocated_bytes()
+            if composition:
+                composition.settled()
             counted.collectives = recorder.events
             counted.steady = previous is None or previous == recorder.events
             previous = recorder.events

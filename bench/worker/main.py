@@ -92,7 +92,7 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
         effective = effective_settings(engine)
         init_peak_bytes = meter.peak_allocated_bytes()
         # The storages that CUDA's allocator counts are not known one by one.
-        composition = Composition(engine, meter) if isinstance(meter, StorageMeter) else None
+        composition = Composition(engine, meter, apart=rank.apart) if isinstance(meter, StorageMeter) else None
         now["counting pass"] = time.monotonic()
         loop = Loop(cell, engine, model.config.get_text_config().vocab_size, rank)
         counted = loop.counting_pass(composition)
@@ -133,6 +133,7 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
             "host_peak_rss_bytes": host_peak_rss_bytes(),
             "points": composition.points() if composition else [],
         },
+        "offload": composition.offload() if composition else None,
     }
     if times is None:
         result |= {"ranks": [mine], "emulated": rank.found(Path(job["trace"]))}

@@ -20,11 +20,15 @@ from bench.worker.model import DTYPES
 
 
 class Rank(Protocol):
-    """The rank that this process is, or emulates. ``backend`` is that of its collectives."""
+    """The rank that this process is, or emulates. ``backend`` is that of its collectives.
+
+    ``apart``: whether its storages say what is host and what is device memory (bench.measure.places).
+    """
 
     device: torch.device
     meter: MemoryMeter
     backend: str
+    apart: bool
 
     def nodes(self) -> list[str]:
         """Return a name for the node of every rank, in rank order. All ranks must call it."""
@@ -42,6 +46,7 @@ class RealRank:
     device: torch.device
     meter: MemoryMeter
     backend: str
+    apart: bool = False
 
     def nodes(self) -> list[str]:
         """As `bench.measure.comm.nodes_of_ranks`."""

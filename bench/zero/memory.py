@@ -23,6 +23,7 @@ CATEGORIES = (
     "optimizer_states",
     "zero_buckets",
     "bucket_copies",
+    "offload_buffers",
     "gathered_parameters",
     "persisted_parameters",
     "activations",
@@ -40,7 +41,7 @@ _ALIGNMENT = 2  # stages 1 and 2 pad their flat group to a multiple of 2 N eleme
 Bytes = dict[str, float]
 
 
-class _Rank:
+class RankSizes:
     """The sizes that the formulas share: one cell, seen from one rank."""
 
     def __init__(self, cell: Cell, config: dict[str, Any], params: ParamCount, rank: int) -> None:
@@ -56,10 +57,12 @@ class _Rank:
         self.batch = (cell.train_micro_batch_size_per_gpu, cell.seq_length)
 
     def setting(self, name: str) -> int:
+        """The value of a ``zero_optimization`` key, in elements."""
         return int(self.cell.zero_optimization.get(name, SIZES[name]))
 
     @property
     def contiguous(self) -> bool:
+        """Whether gradients are copied into a bucket."""
         name = "contiguous_gradients"
         return bool(self.cell.zero_optimization.get(name, SWITCHES[name]))
 
@@ -70,6 +73,7 @@ class _Rank:
 
     @property
     def overlap(self) -> bool:
+        """Whether gradients are reduced while backward goes on (below stage 3)."""
         return bool(self.cell.zero_optimization.get("overlap_comm", False))
 
     @property
@@ -78,16 +82,42 @@ class _Rank:
         return 4 * self.cell.gradient_accumulation_steps
 
     @property
-    def owned_gradients(self) -> int:
-        """Bytes of the whole gradients that touch this rank's partition (stage_1_and_2.get_flat_partition)."""
+    def partition(self) -> tuple[int, int]:
+        """This rank's part of the flat group of stages 1 and 2: its first element, and the first of the next rank."""
         part = self.flat // self.ranks
-        first, last = self.rank * part, (self.rank + 1) * part
-        start = owned = 0
+        return self.rank * part, (self.rank + 1) * part
+
+    @property
+    def touching(self) -> int:
+        """Elements of the tensors that touch this rank's partition, whole."""
+        first, last = self.partition
+        start = found = 0
         for size in self.sizes:
             if start < last and start + size > first:
-                owned += size
+                found += size
             start += size
-        return (owned + max(0, last - max(first, self.total))) * self.width
+        return found
+
+    @property
+    def owned_gradients(self) -> int:
+        """Bytes of the whole gradients that touch this rank's partition (stage_1_and_2.get_flat_partition)."""
+        first, last = self.partition
+        return (self.touching + max(0, last - max(first, self.total))) * self.width
+
+    @property
+    def offload_buffers(self) -> tuple[int, int]:
+        """Bytes of the buffers that optimizer offload adds, on the host and on the device.
+
+        Stages 1 and 2 (stage_1_and_2.py): on the host the fp32 gradient of the partition, a copy of it in the model's
+        dtype (param_buffer_of_bit16_for_cpu_offload_groups), one buffer of the largest tensor, and while it accumulates
+        the whole gradients that touch the partition; on the device another buffer of the largest tensor. Stage 3
+        (stage3.py, initialize_optimizer_states): the fp32 gradients of the shards.
+        """
+        if self.stage == 3:
+            return 4 * self.sharded, 0
+        through = max(self.sizes) * self.width
+        accumulated = self.touching * self.width if self.cell.gradient_accumulation_steps > 1 else 0
+        return (4 + self.width) * (self.flat // self.ranks) + through + accumulated, through
 
     @property
     def sub_groups(self) -> list[int]:
@@ -120,14 +150,11 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
 
     ``peak`` is the highest of four moments: the gradients of the logits, the first gradient, the reduction, the step.
     """
-    at = _Rank(cell, config, params, rank)
+    at = RankSizes(cell, config, params, rank)
     if at.stage == 3 and not at.known:
         return {}
     if point == "peak":
-        if not at.known or "activations" not in _saved(at, at_peak=True):
-            return {}
-        candidates = (_loss_backward(at), _first_gradient(at), _reduction(at), _step(at))
-        return max(candidates, key=lambda candidate: sum(candidate.values()))
+        return max(peaks(at), key=lambda candidate: sum(candidate.values()), default={})
     found = _states(at, point) | _gradients(at, point)
     if at.stage == 3:
         found |= _stage_3(at, point)
@@ -142,7 +169,14 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
     return found
 
 
-def _states(at: _Rank, point: str) -> Bytes:
+def peaks(at: RankSizes) -> list[Bytes]:
+    """Return the moments of a step one of which is its peak; none where the model's activations have no formula."""
+    if not at.known or "activations" not in _saved(at, at_peak=True):
+        return []
+    return [_loss_backward(at), _first_gradient(at), _reduction(at), _step(at)]
+
+
+def _states(at: RankSizes, point: str) -> Bytes:
     """Parameters and optimizer states.
 
     16-bit: w psi and 12 psi, of which moments (8) exist from the first step on, but at stage 0, whose wrapper takes a
@@ -157,10 +191,11 @@ def _states(at: _Rank, point: str) -> Bytes:
     counters = 4 * groups if at.stage or at.known else 0
     states = 4 * shard * own_master + (8 * shard + counters) * moments_exist
     held = {1: at.flat, 2: at.flat, 3: at.sharded}.get(at.stage or 0, at.total)
-    return {"parameters": held * at.width, "optimizer_states": states}
+    offloaded = {"offload_buffers": sum(at.offload_buffers)} if at.cell.offloads_optimizer else {}
+    return {"parameters": held * at.width, "optimizer_states": states} | offloaded
 
 
-def _gradients(at: _Rank, point: str) -> Bytes:
+def _gradients(at: RankSizes, point: str) -> Bytes:
     """Gradients held at ``point``.
 
     DDP: its buckets, w psi, at all times (at init only C++ holds them: no figure), and while it accumulates as much
@@ -177,18 +212,20 @@ def _gradients(at: _Rank, point: str) -> Bytes:
         return {"gradients": 0}
     if at.stage and point == "step":
         return {"gradients": 0}  # copied to fp32 and freed before the update
+    if at.cell.offloads_optimizer and (at.stage == 2 or point == "backward"):
+        return {"gradients": 0}  # each is moved to the host when it is reduced
     if at.stage == 0 or (at.stage == 1 and point == "forward"):
         return {"gradients": at.total * at.width}
     return {"gradients": at.owned_gradients} if at.known else {}
 
 
-def _waiting_bucket(at: _Rank, point: str) -> int:
+def _waiting_bucket(at: RankSizes, point: str) -> int:
     """Stage 1 makes its bucket at the first gradient of a step and frees it when the last backward ends."""
     accumulating = point == "forward" and at.cell.gradient_accumulation_steps > 1
     return at.bucket if at.stage == 1 and accumulating else 0
 
 
-def _stage_3(at: _Rank, point: str) -> Bytes:
+def _stage_3(at: RankSizes, point: str) -> Bytes:
     """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
 
     At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
@@ -203,7 +240,7 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
     return found
 
 
-def _saved(at: _Rank, *, at_peak: bool) -> Bytes:
+def _saved(at: RankSizes, *, at_peak: bool) -> Bytes:
     """Activations, logits and loss (bench.models.activations)."""
     kept = activation_bytes(at.config, *at.batch, at.width, at.cell.activation_checkpointing)
     logits = logits_loss_bytes(at.config, *at.batch, at_peak=at_peak)
@@ -212,7 +249,7 @@ def _saved(at: _Rank, *, at_peak: bool) -> Bytes:
     return {name: float(size) for name, size in (("activations", kept), ("logits_loss", logits)) if size is not None}
 
 
-def _temporaries(at: _Rank) -> Bytes:
+def _temporaries(at: RankSizes) -> Bytes:
     """Temporaries of the for-loop AdamW, whose update needs two fp32 tensors like the one it updates (8 B per element).
 
     DDP and stage 0: 8 B x the largest tensor, and in 16-bit an fp32 copy of all gradients (4 psi). Stages 1 to 3: the
@@ -220,18 +257,19 @@ def _temporaries(at: _Rank) -> Bytes:
     """
     if at.stage:
         shard = max(at.sub_groups) if at.stage == 3 else at.flat // at.ranks
-        return {"step_temporaries": 12 * shard}
+        # Offload keeps the fp32 gradient at all times.
+        return {"step_temporaries": (8 if at.cell.offloads_optimizer else 12) * shard}
     if not at.known:
         return {}
     return {"step_temporaries": 8 * max(at.sizes) + (4 * at.total if at.width == 2 else 0)}
 
 
-def _step(at: _Rank) -> Bytes:
+def _step(at: RankSizes) -> Bytes:
     found = _states(at, "step") | _gradients(at, "step") | _temporaries(at) | {"logits_loss": at.losses}
     return found | (_stage_3(at, "step") if at.stage == 3 else {})
 
 
-def _loss_backward(at: _Rank) -> Bytes:
+def _loss_backward(at: RankSizes) -> Bytes:
     """All activations, and the gradients of the logits."""
     found = _states(at, "forward") | _gradients(at, "forward") | _saved(at, at_peak=True)
     if at.stage in (1, 2):
@@ -239,7 +277,7 @@ def _loss_backward(at: _Rank) -> Bytes:
     return found | (_stage_3(at, "forward") if at.stage == 3 else {})
 
 
-def _reduction(at: _Rank) -> Bytes:
+def _reduction(at: RankSizes) -> Bytes:
     """While gradients are reduced, after the last one is made.
 
     Stage 0: all of them, w psi, and a flat copy of a bucket of 5e8 elements. Stage 1 without ``overlap_comm``: all of
@@ -262,7 +300,7 @@ def _reduction(at: _Rank) -> Bytes:
     return found
 
 
-def _first_gradient(at: _Rank) -> Bytes:
+def _first_gradient(at: RankSizes) -> Bytes:
     """Stages 1 and 2 make their bucket at the first gradient, the output embedding's, with all activations still there.
 
     At stage 2 the last rank, whose that gradient is, then makes room for its share, if the bucket is too small to wait.
