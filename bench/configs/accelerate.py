@@ -67,7 +67,7 @@ def from_accelerate(path: Path, data: dict[str, Any]) -> Translated:
         _leaf_modules(found, section[_MOE])
     if section.get("zero3_init_flag") is not None:
         switch("deepspeed_config.zero3_init_flag", section["zero3_init_flag"])
-        found.notes.append("zero3_init_flag changes no figure of a step, for it concerns how the model is built")
+        found.notes.append("zero3_init_flag: not used, for how the model is built changes no figure of a step")
     return found
 
 

@@ -84,8 +84,12 @@ def _section(key: str, section: dict[str, Any]) -> dict[str, Any]:
 
 
 def set_aside(content: dict[str, Any]) -> list[str]:
-    """Return a sentence for each key that changes no figure of the suite."""
-    notes = [f"{key} changes no figure, for {NO_FIGURE[key]}; not used" for key in content if key in NO_FIGURE]
+    """Return the sentences for the keys that change no figure; keys that share a reason share one."""
+    grouped: dict[str, list[str]] = {}
+    for key in content:
+        if key in NO_FIGURE:
+            grouped.setdefault(NO_FIGURE[key], []).append(key)
+    notes = [f"{', '.join(keys)}: not used, for {reason}" for reason, keys in grouped.items()]
     if content.get("activation_checkpointing") is not None:
         notes.append(
             "activation_checkpointing: not used; the section is read by deepspeed.checkpointing, which no model of "

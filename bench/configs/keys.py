@@ -43,15 +43,15 @@ ZERO_SWITCHES = frozenset(
 )
 # Sections that are passed on as they are.
 ZERO_SECTIONS = frozenset({"leaf_module", "zeropp_loco_param"})
-# Read when a checkpoint is written or read, or for log lines; a cell writes and reads none.
+_CHECKPOINT = "the suite writes and reads no checkpoint"
 ZERO_NO_FIGURE = {
-    "elastic_checkpoint": "it concerns checkpoints",
+    "elastic_checkpoint": _CHECKPOINT,
     "legacy_stage1": "there is one implementation of stage 1",
-    "load_from_fp32_weights": "it concerns checkpoints",
+    "load_from_fp32_weights": _CHECKPOINT,
     "log_trace_cache_warnings": "the suite sets it itself at stage 3",
-    "pipeline_loading_checkpoint": "it concerns checkpoints",
-    "save_muon_momentum_buffer_in_memory": "it concerns the Muon optimizer",
-    "stage3_gather_16bit_weights_on_model_save": "it concerns checkpoints",
+    "pipeline_loading_checkpoint": _CHECKPOINT,
+    "save_muon_momentum_buffer_in_memory": "the suite's optimizer is AdamW",
+    "stage3_gather_16bit_weights_on_model_save": _CHECKPOINT,
 }
 # Field names that DeepSpeed accepts beside the alias that its documents use.
 ZERO_ALIASES = {
@@ -112,14 +112,13 @@ PASSED_ON = frozenset(
     }
 )
 # What is set aside, with the reason.
-_LOG = "it concerns log lines"
-_MONITOR = "it concerns monitors"
-_CHECKPOINT = "it concerns checkpoints"
-_CLOCK = "the suite has its own clock and counts"
+_LOG = "what is logged changes no figure"
+_MONITOR = "monitors change no figure"
+_CLOCK = "the suite has its own clock and its own counts"
 _UNREAD = "DeepSpeed reads no such key"
 NO_FIGURE = {
-    "allgather_size": "it is read only with zero_optimization: true",
-    "autotuning": "it concerns DeepSpeed's autotuner, which the suite does not run",
+    "allgather_size": "DeepSpeed reads it with zero_optimization: true alone",
+    "autotuning": "the suite does not run DeepSpeed's autotuner",
     "checkpoint": _CHECKPOINT,
     "comet": _MONITOR,
     "comms_config": _UNREAD,
@@ -128,17 +127,17 @@ NO_FIGURE = {
     "dataloader_drop_last": "the suite hands DeepSpeed no data set",
     "datastates_ckpt": _CHECKPOINT,
     "disable_allgather": "no engine of DeepSpeed reads it",
-    "disable_python_gc": "it concerns Python's garbage collector",
+    "disable_python_gc": "the suite leaves Python's garbage collector as it is",
     "dump_state": _LOG,
     "flops_profiler": f"{_CLOCK}; the profiler would slow the step that it measures",
     "log_level": _LOG,
     "memory_breakdown": _LOG,
     "monitor_config": _UNREAD,
-    "seq_parallel_communication_data_type": "it is read only with sequence parallelism",
+    "seq_parallel_communication_data_type": "DeepSpeed reads it with sequence parallelism alone",
     "steps_per_print": _LOG,
     "tensorboard": _MONITOR,
     "timers": _CLOCK,
-    "use_data_before_expert_parallelism": "it orders the groups of expert parallelism, which a cell does not use",
+    "use_data_before_expert_parallelism": "a cell has no expert parallelism",
     "vocabulary_size": "DeepSpeed only warns of it; the model's own is used",
     "wall_clock_breakdown": f"{_CLOCK}; the breakdown waits for the device",
     "wandb": _MONITOR,

@@ -38,7 +38,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     is_json = path.suffix == ".json" or (path.suffix not in (".yaml", ".yml") and text.lstrip().startswith("{"))
     data = _json(path, text) if is_json else _yaml(path, text)
     if not isinstance(data, dict):
-        kind = "empty" if data is None else f"a {type(data).__name__}"
+        kind = "empty" if data is None else "a list" if isinstance(data, list) else "a single value"
         raise ScenarioError(f"{path}: a configuration is a mapping (key: value); this file is {kind}")
     _check_size(path, data)
     return data
@@ -65,15 +65,13 @@ def _json(path: Path, text: str) -> Any:
             raise ValueError(f"the key '{twice}' is given twice; keep one (DeepSpeed refuses such a file too)")
         return data
 
-    def constant(name: str) -> Any:
-        raise ValueError(f"{name} is no number that a configuration may hold")
-
     try:
-        return json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
         raise _template(path, text) or ScenarioError(f"{path}: {_what_json(text, error)}") from None
-    except ValueError as error:  # of the hooks; or a number of more digits than Python reads
-        raise ScenarioError(f"{path}: {str(error).split(';', 1)[0] if 'digits' in str(error) else error}") from None
+    except ValueError as error:  # of the hook; or a number of more digits than Python reads
+        digits = "a number has more digits than any that a configuration holds"
+        raise ScenarioError(f"{path}: {digits if 'digits' in str(error) else error}") from None
     except RecursionError:
         raise ScenarioError(f"{path}: nested too deeply for a configuration") from None
 
@@ -122,8 +120,12 @@ class _Loader(yaml.SafeLoader):
 def _yaml(path: Path, text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise _template(path, text) or ScenarioError(f"{path}: not valid YAML: {error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise _template(path, text) or ScenarioError(f"{path}: not valid YAML: {where}{error.problem}") from None
+    except yaml.YAMLError as error:  # a character that YAML does not have
+        raise ScenarioError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     # What PyYAML's constructors raise when a tag is on a value of another kind (`!!bool abc`).
     except (ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
         raise _template(path, text) or ScenarioError(f"{path}: not a configuration: {error}") from None

@@ -59,7 +59,11 @@ def precision(content: dict[str, Any], beside: str | None, asked: str | None) ->
     enabled = {name: None if section is None else section.get("enabled", False) for name, section in sections.items()}
     if enabled["fp16"] is True and enabled["bf16"] is True:
         raise ValueError("'fp16.enabled' and 'bf16.enabled' are both true; DeepSpeed refuses that, keep one")
-    dtype = _dtype(enabled, beside, asked, notes)
+    wanted = beside or asked
+    dtype = _dtype(enabled, wanted, notes)
+    if dtype is None:  # transformers refuses this too, as a mismatch
+        reason = f"{wanted}.enabled is false in the file, and {wanted} is asked for"
+        return Precision("fp32", notes=notes, impossible=reason)
     result = Precision(dtype, notes=notes)
     section = sections.get(dtype)
     if section is not None:
@@ -87,8 +91,8 @@ def _section(name: str, value: Any, valid: frozenset[str]) -> dict[str, Any] | N
     return cleaned
 
 
-def _dtype(enabled: dict[str, Any], beside: str | None, asked: str | None, notes: list[str]) -> str:
-    wanted = beside or asked
+def _dtype(enabled: dict[str, Any], wanted: str | None, notes: list[str]) -> str | None:
+    """Return the dtype; ``None`` where the file leaves one open and the one that is asked for not."""
     for name in ("fp16", "bf16"):
         if enabled[name] is True:
             if wanted not in (None, name):
@@ -114,8 +118,7 @@ def _dtype(enabled: dict[str, Any], beside: str | None, asked: str | None, notes
     if wanted in open_:
         notes.append(f"{wanted}.enabled auto -> true, the {wanted} asked for")
     elif wanted != "fp32" and enabled[wanted] is False:
-        notes.append(f"{wanted}.enabled is false: fp32, over the {wanted} asked for")
-        return "fp32"
+        return None
     return wanted
 
 

@@ -9,6 +9,7 @@ from bench.configs.keys import TOP_LEVEL
 from bench.configs.parse import check_filled_in, read_mapping
 from bench.configs.trainer import from_trainer, is_trainer
 from bench.configs.translated import Translated
+from bench.configs.values import whole
 from bench.errors import ScenarioError
 
 ALL_STAGES = (0, 1, 2, 3)
@@ -73,7 +74,8 @@ def _expanded(path: Path, found: Translated) -> list[ConfigFile]:
         return [one]
     if stages == "all" or (isinstance(stages, list) and "all" in stages):  # DeepSpeed's autotuner has this word
         stages = list(ALL_STAGES)
-    if not stages or any(isinstance(stage, list | dict) or stages.count(stage) > 1 for stage in stages):
+    stages = [whole("zero_optimization.stage", stage) for stage in stages]
+    if not stages or len(set(stages)) < len(stages) or max(stages) > 3:
         raise ValueError("'zero_optimization.stage' as a list takes each of 0, 1, 2, 3 at most once, and at least one")
     return [
         replace(

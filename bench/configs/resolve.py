@@ -14,8 +14,10 @@ from bench.configs.optimizer import optimizer
 from bench.configs.parse import check_filled_in
 from bench.configs.precision import precision
 from bench.configs.read import ConfigFile
-from bench.configs.zero import zero_section
+from bench.configs.zero import Section, zero_section
 from bench.errors import ScenarioError
+
+_DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ def _resolve(config: ConfigFile, context: Context) -> Resolved:
     passed = passed_on(content, unresolved)
     if unresolved:
         raise ValueError(_unresolved(unresolved, context))
-    reasons = [zero.impossible, update.impossible, *unsupported(content, release, notes), impossible]
-    reasons += [_dtype_at_stage(zero.stage, chosen.dtype, passed, release, notes)]
+    reasons = [zero.impossible, chosen.impossible, update.impossible, *unsupported(content, release, notes), impossible]
+    reasons += [_hpz(zero, context.world_size), _dtype_at_stage(zero.stage, chosen.dtype, passed, release, notes)]
     if release >= (0, 19, 8):
         passed.pop("sparse_gradients", None)
     if chosen.section:
@@ -107,6 +109,14 @@ def _resolve(config: ConfigFile, context: Context) -> Resolved:
         notes=tuple(dict.fromkeys(notes + set_aside(content))),
         impossible=next((reason for reason in reasons if reason), None),
     )
+
+
+def _hpz(zero: Section, world_size: int) -> str | None:
+    """DeepSpeed makes world_size // size groups and leaves the ranks beyond them without one (utils/groups.py)."""
+    size = zero.keys.get("zero_hpz_partition_size", 1)
+    if zero.stage != 3 or size <= 1 or world_size % size == 0:
+        return None
+    return f"zero_hpz_partition_size {size} does not divide world_size {world_size}"
 
 
 def _unresolved(keys: list[str], context: Context) -> str:
@@ -127,6 +137,7 @@ def _dtype_at_stage(
             + ("; this release is one of them" if here else "; this release does not (deepspeedai/DeepSpeed#7515)")
         )
     accumulate = passed.get("data_types", {}).get("grad_accum_dtype")
+    accumulate = _DTYPE_NAMES.get(accumulate, accumulate)
     if accumulate not in (None, dtype) and (release >= (0, 17, 6) or dtype != "bf16"):
         return f"data_types.grad_accum_dtype {accumulate} with {dtype} needs stage 1, 2 or 3"
     return None

@@ -75,7 +75,7 @@ def from_trainer(path: Path, data: dict[str, Any]) -> Translated:
         if data.get(key) is not None and whole(key, data[key], 0) > 1:
             size = whole(key, data[key])
             found.content[name] = {"autotp_size": size} if name == "tensor_parallel" else size
-    _compare(found)
+    _compare(found, data)
     return found
 
 
@@ -149,7 +149,7 @@ def _recompute(found: Translated, data: dict[str, Any]) -> None:
         found.settings["activation_checkpointing"] = "reentrant" if chosen else "non-reentrant"
 
 
-def _compare(found: Translated) -> None:
+def _compare(found: Translated, data: dict[str, Any]) -> None:
     """Refuse a value that the arguments state otherwise, as transformers does (trainer_config_finalize)."""
     unlike = []
     for name, key in _COMPARED.items():
@@ -160,5 +160,10 @@ def _compare(found: Translated) -> None:
             continue
         if real(key, value) != found.settings[name]:
             unlike.append(f"{key} is {shown(value)} in the DeepSpeed configuration, {found.settings[name]} beside it")
+    for name in ("fp16", "bf16"):
+        section = found.content.get(name)
+        enabled = section.get("enabled") if isinstance(section, dict) else None
+        if isinstance(enabled, bool) and isinstance(data.get(name), bool) and enabled != data[name]:
+            unlike.append(f"{name}.enabled is {enabled} in the DeepSpeed configuration, {data[name]} beside it")
     if unlike:
         raise ValueError("; ".join(unlike) + '; transformers refuses that: set the former to "auto"')

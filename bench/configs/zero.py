@@ -63,8 +63,10 @@ def zero_section(content: dict[str, Any], hidden_size: int | None) -> Section:
     for key, value in _renamed(section, zero).items():
         _take(zero, key, value, hidden_size)
     _check_stage(zero)
-    no_effect = ignored_notes(KEYS.keys() & zero.keys.keys(), [f"z{zero.stage}"])
-    zero.notes += no_effect
+    known = KEYS.keys() & zero.keys.keys()
+    if "offload_optimizer" in zero.keys:
+        known -= {"ignore_unused_parameters"}  # the one that is read with offload alone
+    zero.notes += ignored_notes(known, [f"z{zero.stage}"])
     return zero
 
 
@@ -109,7 +111,8 @@ def _renamed(section: dict[str, Any], zero: Section) -> dict[str, Any]:
     for key, value in section.items():
         name = ZERO_ALIASES.get(key, key)
         if name in result:
-            raise ValueError(f"'zero_optimization.{name}' is given twice, the other time as '{key}'; keep one")
+            names = " and ".join(f"'{each}'" for each in section if ZERO_ALIASES.get(each, each) == name)
+            raise ValueError(f"'zero_optimization.{name}' is given twice, as {names}; keep one")
         if key != name and "fp16" in key:
             zero.notes.append(f"zero_optimization.{key} is deprecated: read as {name}")
         if name in ZERO_CPU_OFFLOAD:
@@ -143,7 +146,7 @@ def _take(zero: Section, key: str, value: Any, hidden_size: int | None) -> None:
     elif key in ZERO_NO_FIGURE:
         if not is_auto(value) and switch(name, value) and key == "legacy_stage1":
             zero.impossible = "legacy_stage1: DeepSpeed no longer has the old ZeRO stage 1"
-        zero.notes.append(f"{name} changes no figure, for {ZERO_NO_FIGURE[key]}; not used")
+        zero.notes.append(f"{name}: not used, for {ZERO_NO_FIGURE[key]}")
     elif is_auto(value):
         zero.notes.append(f"{name} auto -> DeepSpeed's default (transformers resolves no such key, DeepSpeed drops it)")
     elif key in ZERO_OFFLOAD:
