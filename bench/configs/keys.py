@@ -41,8 +41,8 @@ ZERO_SWITCHES = frozenset(
         "zero_quantized_weights",
     }
 )
-# Sections that are passed on as they are.
-ZERO_SECTIONS = frozenset({"leaf_module", "zeropp_loco_param"})
+# Sections that are passed on, with their keys; zeropp_loco_param is of before 0.19.8.
+ZERO_SECTIONS = {"leaf_module": ("classes", "names", "name_suffixes"), "zeropp_loco_param": ("err_beta", "reset_T")}
 _CHECKPOINT = "the suite writes and reads no checkpoint"
 ZERO_NO_FIGURE = {
     "elastic_checkpoint": _CHECKPOINT,
@@ -88,7 +88,7 @@ OFFLOAD_FRACTIONS: dict[str, set[str]] = {"offload_optimizer": {"ratio", "cpuada
 ZERO_KEYS = frozenset(
     ZERO_WHOLE.keys()
     | ZERO_SWITCHES
-    | ZERO_SECTIONS
+    | ZERO_SECTIONS.keys()
     | ZERO_NO_FIGURE.keys()
     | ZERO_ALIASES.keys()
     | ZERO_CPU_OFFLOAD.keys()

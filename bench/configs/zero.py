@@ -155,7 +155,7 @@ def _take(zero: Section, key: str, value: Any, hidden_size: int | None) -> None:
         if value is not None:
             zero.impossible = "zenflow updates parameters later than the other strategies; the suite cannot compare it"
     elif key in ZERO_SECTIONS:
-        zero.keys[key] = mapping(name, value)
+        zero.keys[key] = _part(key, name, mapping(name, value))
     elif key in ZERO_SWITCHES:
         if not (key == "overlap_comm" and value is None):  # null: the stage's own default
             zero.keys[key] = switch(name, value)
@@ -163,6 +163,21 @@ def _take(zero: Section, key: str, value: Any, hidden_size: int | None) -> None:
         zero.keys[key] = whole(name, value, ZERO_WHOLE[key])
         if isinstance(value, str):
             zero.notes.append(f"{name}: the text {value!r} is read as {zero.keys[key]:,}; DeepSpeed takes numbers")
+
+
+def _part(key: str, name: str, section: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for part, value in section.items():
+        if part not in ZERO_SECTIONS[key]:
+            valid = ZERO_SECTIONS[key]
+            raise ValueError(f"'{name}.{part}' is no key of DeepSpeed{nearest(part, valid)}; valid: {', '.join(valid)}")
+        if key == "leaf_module":
+            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+                raise ValueError(f"'{name}.{part}' takes a list of names (got {shown(value)})")
+            result[part] = list(value)
+        else:
+            result[part] = whole(f"{name}.{part}", value) if part == "reset_T" else real(f"{name}.{part}", value)
+    return result
 
 
 def _resolve_size(zero: Section, key: str, hidden_size: int | None) -> None:

@@ -141,8 +141,8 @@ def test_bf16_at_stage_0_with_a_fixed_total():
 def test_the_total_of_a_file_must_divide():
     found = resolved(DATA / "bigscience_bf16_stage0.json", world_size=3)
     assert found.impossible == (
-        "batch triple impossible: train_batch_size 2048 = train_micro_batch_size_per_gpu 2 x gradient_accumulation_steps "
-        "a whole number x world_size 3 does not hold"
+        "batch triple impossible: train_batch_size 2048 = train_micro_batch_size_per_gpu 2 x "
+        "gradient_accumulation_steps a whole number x world_size 3 does not hold"
     )
 
 
@@ -150,8 +150,8 @@ def test_a_heredoc_with_variables_names_the_first():
     with pytest.raises(ScenarioError) as error:
         read_configs(DATA / "heredoc.json")
     assert str(error.value) == (
-        f"{DATA / 'heredoc.json'}: line 2: the placeholder $MICRO_BATCH_SIZE is not filled in; this is a template: fill it "
-        "in before the suite reads it"
+        f"{DATA / 'heredoc.json'}: line 2: the placeholder $MICRO_BATCH_SIZE is not filled in; this is a "
+        "template: fill it in before the suite reads it"
     )
 
 
