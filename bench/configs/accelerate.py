@@ -30,6 +30,48 @@ _LAUNCHER = (
 )
 _MOE = "deepspeed_moe_layer_cls_names"
 _KEYS = (*_NOT_WITH_FILE, *_LAUNCHER, _MOE, "deepspeed_config_file", "zero3_init_flag")
+# The fields of ClusterConfig, and two that process_config still reads. accelerate refuses any other key.
+_TOP = (
+    "command_file",
+    "commands",
+    "compute_environment",
+    "debug",
+    "deepspeed_config",
+    "distributed_type",
+    "downcast_bf16",
+    "dynamo_backend",
+    "dynamo_config",
+    "enable_cpu_affinity",
+    "fp16",
+    "fp8_config",
+    "fsdp_config",
+    "gpu_ids",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "main_training_function",
+    "megatron_lm_config",
+    "mixed_precision",
+    "mpirun_config",
+    "num_machines",
+    "num_processes",
+    "parallelism_config",
+    "rdzv_backend",
+    "same_network",
+    "tpu_env",
+    "tpu_name",
+    "tpu_use_cluster",
+    "tpu_use_sudo",
+    "tpu_vm",
+    "tpu_zone",
+    "use_cpu",
+)
+# Parallelism beside data parallelism, in DeepSpeed's own keys, so that resolve refuses it.
+_PARALLEL = {
+    "parallelism_config_tp_size": "tensor_parallel",
+    "parallelism_config_sp_size": "sequence_parallel_size",
+    "parallelism_config_cp_size": "sequence_parallel_size",
+}
 _PRECISIONS = {"no": "fp32", "fp16": "fp16", "bf16": "bf16"}
 
 
@@ -53,7 +95,8 @@ def from_accelerate(path: Path, data: dict[str, Any]) -> Translated:
             "and torch DDP as its baseline (strategy ddp)"
         )
     section = mapping("deepspeed_config", data.get("deepspeed_config") or {})
-    unknown = [f"'deepspeed_config.{key}' is no key of accelerate{nearest(key, _KEYS)}" for key in section
+    unknown = [f"'{key}' is no key of accelerate{nearest(key, _TOP)}" for key in data if key not in _TOP]
+    unknown += [f"'deepspeed_config.{key}' is no key of accelerate{nearest(key, _KEYS)}" for key in section
                if key not in _KEYS]  # fmt: skip
     if unknown:
         raise ValueError("; ".join(unknown))
@@ -131,6 +174,14 @@ def _beside(found: Translated, data: dict[str, Any]) -> None:
     for key, name in (("num_processes", "world_size"), ("num_machines", "num_nodes")):
         if data.get(key) is not None and data[key] != -1:
             found.settings[name] = whole(key, data[key], 1)
+
+    parallel = mapping("parallelism_config", data.get("parallelism_config") or {})
+    for key, name in _PARALLEL.items():
+        if parallel.get(key) is not None and (size := whole(f"parallelism_config.{key}", parallel[key])) > 1:
+            found.content[name] = {"autotp_size": size} if name == "tensor_parallel" else size
+    compiled = data.get("dynamo_config") or data.get("dynamo_backend") not in (None, "NO", "no", False)
+    if compiled:
+        found.notes.append("dynamo_config: not used; the suite runs the modules without torch.compile")
 
 
 def _leaf_modules(found: Translated, names: Any) -> None:

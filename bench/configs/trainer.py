@@ -42,6 +42,19 @@ _ARGUMENTS = (
     {"deepspeed", "fsdp", "fsdp_config", "output_dir"}
     | {key for table in (_WHOLE, _REAL, _TEXT) for keys in table.values() for key in keys}
 ) - {"gradient_accumulation_steps"}
+_ADAMW = ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "paged_adamw_32bit")
+_QUANTIZED = ("quantization_bit", "load_in_4bit", "load_in_8bit")
+_OTHER_MODULES = (
+    "enable_liger_kernel",
+    "flash_attn",
+    "flash_attention",
+    "neat_packing",
+    "packing",
+    "sample_packing",
+    "torch_compile",
+    "use_liger_kernel",
+    "use_unsloth",
+)
 _RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing")
 
 
@@ -75,6 +88,14 @@ def from_trainer(path: Path, data: dict[str, Any]) -> Translated:
         if data.get(key) is not None and whole(key, data[key], 0) > 1:
             size = whole(key, data[key])
             found.content[name] = {"autotp_size": size} if name == "tensor_parallel" else size
+    _optimizer(found, data)
+    others = [key for key in _OTHER_MODULES if data.get(key) not in (None, False, "", "auto", "disabled")]
+    if others:
+        found.notes.append(
+            f"{', '.join(others)}: not used; the suite runs transformers' own modules, sequences unpacked"
+        )
+    if data.get("pure_bf16") and switch("pure_bf16", data["pure_bf16"]):
+        found.notes.append("pure_bf16: not used; DeepSpeed keeps fp32 master weights")
     _compare(found, data)
     return found
 
@@ -98,7 +119,16 @@ def _settings(data: dict[str, Any]) -> dict[str, Any]:
                 settings.setdefault(name, value)
     if "base_model" in data and "finetuning" not in settings:
         settings["finetuning"] = "full"  # axolotl: no adapter
+    if settings.get("finetuning") == "lora" and any(data.get(key) not in (None, False, 0) for key in _QUANTIZED):
+        settings["finetuning"] = "qlora"
     return settings
+
+
+def _optimizer(found: Translated, data: dict[str, Any]) -> None:
+    """Hand on an optimizer that is not AdamW, so that resolve says so; ``optimizer`` is axolotl's name for it."""
+    name = data.get("optim", data.get("optimizer"))
+    if isinstance(name, str) and name and name not in _ADAMW and "optimizer" not in found.content:
+        found.content["optimizer"] = {"type": name}
 
 
 def _dtype(data: dict[str, Any]) -> str | None:
