@@ -94,7 +94,10 @@ def from_accelerate(path: Path, data: dict[str, Any]) -> Translated:
             f"'distributed_type' is {shown(kind)}: not a DeepSpeed configuration; the suite measures DeepSpeed ZeRO, "
             "and torch DDP as its baseline (strategy ddp)"
         )
-    section = mapping("deepspeed_config", data.get("deepspeed_config") or {})
+    section = data.get("deepspeed_config") or {}
+    if isinstance(section, str):
+        raise ValueError(f"'deepspeed_config' takes a section; {section} belongs under deepspeed_config_file in it")
+    section = mapping("deepspeed_config", section)
     unknown = [f"'{key}' is no key of accelerate{nearest(key, _TOP)}" for key in data if key not in _TOP]
     unknown += [f"'deepspeed_config.{key}' is no key of accelerate{nearest(key, _KEYS)}" for key in section
                if key not in _KEYS]  # fmt: skip

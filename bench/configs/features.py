@@ -110,7 +110,7 @@ def unsupported(content: dict[str, Any], deepspeed: tuple[int, ...], notes: list
     for key in content:
         if key in UNSUPPORTED:
             if _is_on(key, content[key]):
-                reasons.append(f"{key}: {UNSUPPORTED[key]} is not something that the suite trains with")
+                reasons.append(f"{key}: {UNSUPPORTED[key]} is not supported by the suite")
             else:
                 notes.append(f"{key} is off; not used" + (
                     " (DeepSpeed 0.19.8 and later refuse the key even so)" if key in REMOVED else ""

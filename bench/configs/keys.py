@@ -154,6 +154,7 @@ UNSUPPORTED = {
     "eigenvalue": "mixture of quantization",
     "elasticity": "elastic training",
     "expert_parallel": "expert parallelism",
+    "fp8": "fp8",
     "graph_harvesting": "graph harvesting",
     "hybrid_engine": "the hybrid engine of RLHF",
     "inference": "an inference engine",

@@ -67,8 +67,8 @@ def _value(settled: Settled, key: str, name: str, given: Any, beside: Any, asked
             settled.notes.append(f"{name} auto -> {value:g}")
     else:
         value = real(name, given)
-        if value != asked:
-            settled.notes.append(f"{name} {value:g} is the configuration's, over the scenario's {asked:g}")
+    if value != asked:
+        settled.notes.append(f"{key} {value:g} is the configuration's, over the scenario's {asked:g}")
     settled.values[key] = value
 
 

@@ -53,13 +53,15 @@ def precision(content: dict[str, Any], beside: str | None, asked: str | None) ->
         notes.append("the section bfloat16 is deprecated: read as bf16")
     sections = {
         "fp16": _section("fp16", content.get("fp16"), FP16_KEYS),
-        "bf16": _section("bf16", content.get("bf16", content.get("bfloat16")), BF16_KEYS),
+        "bf16": _section("bf16", _without_loss_scale(content.get("bf16", content.get("bfloat16")), notes), BF16_KEYS),
     }
     # True, False, "auto", or None where the file has no such section.
     enabled = {name: None if section is None else section.get("enabled", False) for name, section in sections.items()}
     if enabled["fp16"] is True and enabled["bf16"] is True:
         raise ValueError("'fp16.enabled' and 'bf16.enabled' are both true; DeepSpeed refuses that, keep one")
     wanted = beside or asked
+    if None not in (beside, asked) and beside != asked:
+        notes.append(f"{beside} is the configuration's, over the scenario's {asked}")
     dtype = _dtype(enabled, wanted, notes)
     if dtype is None:  # transformers refuses this too, as a mismatch
         reason = f"{wanted}.enabled is false in the file, and {wanted} is asked for"
@@ -69,6 +71,19 @@ def precision(content: dict[str, Any], beside: str | None, asked: str | None) ->
     if section is not None:
         _pass_on(result, section)
     return result
+
+
+def _without_loss_scale(section: Any, notes: list[str]) -> Any:
+    """Leave fp16's keys out of a bf16 section, where LLaMA-Factory and axolotl have had them."""
+    if not isinstance(section, dict):
+        return section
+    copied = [key for key in section if key in FP16_KEYS - BF16_KEYS]
+    if copied:
+        notes.append(
+            f"bf16.{', bf16.'.join(copied)}: not used; these are keys of fp16, older releases of DeepSpeed pass over "
+            "them and 0.19.8 refuses them"
+        )
+    return {key: value for key, value in section.items() if key not in copied}
 
 
 def _section(name: str, value: Any, valid: frozenset[str]) -> dict[str, Any] | None:

@@ -5,10 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.configs.keys import (
-    OFFLOAD_DEVICES,
-    OFFLOAD_FRACTIONS,
-    OFFLOAD_SWITCHES,
-    OFFLOAD_WHOLE,
     ZERO_ALIASES,
     ZERO_CPU_OFFLOAD,
     ZERO_KEYS,
@@ -19,6 +15,7 @@ from bench.configs.keys import (
     ZERO_SWITCHES,
     ZERO_WHOLE,
 )
+from bench.configs.offload import offload
 from bench.configs.values import is_auto, mapping, real, shown, switch, whole
 from bench.errors import nearest
 from bench.zero.applicability import KEYS, ignored_notes
@@ -150,7 +147,9 @@ def _take(zero: Section, key: str, value: Any, hidden_size: int | None) -> None:
     elif is_auto(value):
         zero.notes.append(f"{name} auto -> DeepSpeed's default (transformers resolves no such key, DeepSpeed drops it)")
     elif key in ZERO_OFFLOAD:
-        _offload(zero, key, value)
+        cleaned = offload(key, value, zero.notes, zero.unresolved)
+        if cleaned is not None:
+            zero.keys[key] = cleaned
     elif key == "zenflow":
         if value is not None:
             zero.impossible = "zenflow updates parameters later than the other strategies; the suite cannot compare it"
@@ -193,49 +192,6 @@ def _resolve_size(zero: Section, key: str, hidden_size: int | None) -> None:
     formula, words = _FORMULAS[key]
     zero.keys[key] = formula(hidden_size)
     zero.notes.append(f"{key} auto -> {zero.keys[key]:,} = {words.format(h=hidden_size)}, as transformers resolves it")
-
-
-def _offload(zero: Section, key: str, value: Any) -> None:
-    """Clean an offload section; without a device, or with the device ``none``, there is no offload."""
-    if value is None:
-        return
-    name = f"zero_optimization.{key}"
-    section = mapping(name, value)
-    wholes, switches, fractions = OFFLOAD_WHOLE[key], OFFLOAD_SWITCHES[key], OFFLOAD_FRACTIONS[key]
-    valid = {"device", "nvme_path"} | wholes | switches | fractions
-    cleaned: dict[str, Any] = {}
-    for part, given in section.items():
-        if part not in valid:
-            raise ValueError(f"'{name}.{part}' is no key of DeepSpeed{nearest(part, valid)}; valid: "
-                             f"{', '.join(sorted(valid))}")  # fmt: skip
-        if is_auto(given):
-            if part == "device":
-                zero.unresolved.append(f"{name}.device")
-            else:
-                zero.notes.append(f"{name}.{part} auto -> DeepSpeed's default")
-        elif part in wholes:
-            cleaned[part] = whole(f"{name}.{part}", given)
-        elif part in switches:
-            cleaned[part] = switch(f"{name}.{part}", given)
-        elif part in fractions:
-            cleaned[part] = real(f"{name}.{part}", given)
-            if cleaned[part] > 1:
-                raise ValueError(f"'{name}.{part}' takes a number from 0 to 1 (got {shown(given)})")
-        elif given is not None:
-            if not isinstance(given, str) or (part == "device" and given not in OFFLOAD_DEVICES):
-                takes = ", ".join(OFFLOAD_DEVICES) if part == "device" else "a path"
-                raise ValueError(f"'{name}.{part}' takes {takes} (got {shown(given)}){nearest(given, OFFLOAD_DEVICES)}")
-            cleaned[part] = given
-    device = cleaned.get("device", "none")
-    if device == "nvme" and not cleaned.get("nvme_path"):
-        raise ValueError(f"'{name}': device nvme needs nvme_path, a folder on the NVMe drive")
-    if device == "none":
-        if "device" not in section and section:
-            zero.notes.append(f"{name} names no device: no offload, as DeepSpeed reads it")
-        return
-    if device == "cpu":
-        cleaned.pop("nvme_path", None)
-    zero.keys[key] = cleaned
 
 
 def _check_stage(zero: Section) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from bench.errors import ScenarioError
 FACTORY = Path(__file__).parents[2] / "scenarios" / "llama_factory"
 SHIPPED = [json.loads(path.read_text()) for path in sorted(FACTORY.glob("*.json"))]
 MANY = settings(
-    max_examples=int(os.environ.get("CONFIGS_EXAMPLES", "60")),
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -252,3 +252,11 @@ def test_the_keys_of_accelerates_file_are_those_of_the_release():
     from bench.configs.accelerate import _TOP
 
     assert {field.name for field in fields(ClusterConfig)} | {"fp16", "dynamo_backend"} == set(_TOP)
+
+
+def test_deepspeed_refuses_keys_of_fp16_in_bf16():
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config
+
+    for key in tables.FP16_KEYS - tables.BF16_KEYS:
+        with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+            DeepSpeedBF16Config(**{key: 0})

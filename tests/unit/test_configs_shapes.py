@@ -229,6 +229,8 @@ def test_llama_factory_arguments():
     }
     assert "gradient_accumulation_steps 2 is the configuration's, over the scenario's 8" in found.notes
     assert found.optimizer["lr"] == 1e-5
+    assert "lr 1e-05 is the configuration's, over the scenario's 0.001" in found.notes
+    assert "bf16 is the configuration's, over the scenario's fp16" in found.notes
 
 
 def test_axolotl_arguments():
