@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from bench.configs import ConfigFile, Context, read_configs, resolve
 from bench.configs import keys as tables
@@ -65,7 +66,7 @@ RESOLVED = [
 ]
 
 
-@pytest.mark.parametrize("hidden_size", [768, 1600, 3584, 4096])
+@pytest.mark.parametrize("hidden_size", [1600, 3584])
 @pytest.mark.parametrize(("path", "dtype"), RESOLVED)
 def test_a_file_is_resolved_as_transformers_resolves_it(path, dtype, hidden_size):
     context = replace(CONTEXT, hidden_size=hidden_size, dtype=dtype)
@@ -260,3 +261,34 @@ def test_deepspeed_refuses_keys_of_fp16_in_bf16():
     for key in tables.FP16_KEYS - tables.BF16_KEYS:
         with pytest.raises(ValueError, match="Extra inputs are not permitted"):
             DeepSpeedBF16Config(**{key: 0})
+
+
+ODD = yaml.safe_load((ROOT / "tests" / "data" / "odd_configs.yaml").read_text(encoding="utf-8"))
+POSSIBLE = [case for case in ODD if "error" not in case and "impossible" not in case and case["case"] != "MiCS"]
+
+
+@pytest.mark.parametrize("case", POSSIBLE, ids=[case["case"] for case in POSSIBLE])
+def test_deepspeed_takes_what_odd_configurations_become(case, tmp_path):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    path = tmp_path / case["file"]
+    path.write_text(case["text"], encoding="utf-8")
+    for config in read_configs(path):
+        found = resolve(config, replace(CONTEXT, world_size=8, dtype=None, train_micro_batch_size_per_gpu=None))
+        stage, dtype = int(found.strategy[1]), found.settings["dtype"]
+        whole = {
+            "train_micro_batch_size_per_gpu": found.settings["train_micro_batch_size_per_gpu"],
+            "gradient_accumulation_steps": found.settings["gradient_accumulation_steps"],
+            "gradient_clipping": found.optimizer["gradient_clipping"],
+            "fp16": {"enabled": dtype == "fp16"},
+            "bf16": {"enabled": dtype == "bf16"},
+            "zero_optimization": found.zero_optimization | {"stage": stage},
+        } | found.deepspeed
+        taken = DeepSpeedConfig(whole)
+        assert taken.zero_optimization_stage == stage
+        assert taken.float16_config.enabled == (dtype == "fp16")
+        assert taken.bfloat16_config.enabled == (dtype == "bf16")
+        dumped = taken.zero_config.model_dump(by_alias=True)
+        for key, value in found.zero_optimization.items():
+            if not isinstance(value, dict):
+                assert dumped[key] == value, key
