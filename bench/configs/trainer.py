@@ -75,7 +75,8 @@ def from_trainer(path: Path, data: dict[str, Any]) -> Translated:
         raise ValueError(
             f"training arguments with {other}: not a DeepSpeed configuration; set deepspeed: to a file or a section"
         )
-    check_filled_in("", {key: value for key, value in data.items() if key in _ARGUMENTS | set(_COMPARED)})
+    read = (_ARGUMENTS | _COMPARED.keys()) - {"output_dir"}
+    check_filled_in("", {key: value for key, value in data.items() if key in read})
     if isinstance(given, str):
         found = Translated(dict(pointed_at(path, "deepspeed", given)), file=Path(given).name)
     else:

@@ -281,3 +281,12 @@ def test_a_mistake_in_the_file_that_is_pointed_to_names_both(tmp_path):
     with pytest.raises(ScenarioError) as error:
         resolved(tmp_path / "train.yaml")
     assert str(error.value) == "train.yaml: ds.json: 'zero_optimization.stage' takes 0, 1, 2 or 3 (got 7)"
+
+
+def test_a_variable_counts_only_where_it_is_read(tmp_path):
+    path = tmp_path / "train.yaml"
+    path.write_text("deepspeed: {zero_optimization: {stage: 2}}\noutput_dir: ${OUT}\nmicro_batch_size: 2\n")
+    assert one(path).settings == {"train_micro_batch_size_per_gpu": 2}
+    path.write_text("deepspeed: {zero_optimization: {stage: 2}}\nmicro_batch_size: $MBS\n")
+    with pytest.raises(ScenarioError, match=r"'micro_batch_size': the placeholder \$MBS is not filled in"):
+        read_configs(path)
