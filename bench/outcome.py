@@ -14,15 +14,14 @@ from bench.hang import RankStack
 from bench.hardware import peak_tflops
 from bench.messages import trace_invalidations
 from bench.models.counts import FLOPS_CONVENTION, flops_per_token
+from bench.offloaded import offloaded
 from bench.plan import PlannedCell
 from bench.record import (
     Collective,
     Comm,
     Launch,
     Memory,
-    Offload,
     RankMemory,
-    RankOffload,
     Record,
     Shards,
     Status,
@@ -37,7 +36,6 @@ from bench.validity.examine import Evidence, examine
 from bench.validity.ranks import clock
 from bench.zero.ds_config import ds_config
 from bench.zero.memory import predict
-from bench.zero.offload import offload
 from bench.zero.practice import CONTROL_ELEMENTS, holds_for, practice
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
@@ -109,25 +107,6 @@ def _memory(kind: str, planned: PlannedCell, ranks: list[dict[str, Any]]) -> Mem
         peak_allocated_rank=first + peaks.index(max(peaks)),
         peak_allocated_min_bytes=min(peaks),
     )
-
-
-def _offload(planned: PlannedCell, ranks: list[dict[str, Any]], node_of_rank: list[int] | None) -> Offload | None:
-    """Return what is in host memory; ``node_of_rank`` is ``None`` for an emulated rank, whose node is full of its like."""
-    found = [RankOffload.model_validate(rank["offload"]) for rank in ranks if rank.get("offload")]
-    if not found:
-        return None
-    emulation, params = planned.cell.emulation, planned.params
-    first = emulation.rank if emulation is not None else 0
-    predicted = [offload(planned.cell, planned.config, params, first + n) if params else {} for n in range(len(found))]
-    if node_of_rank is None:
-        in_node = min(emulation.gpus_per_node, planned.cell.world_size) if emulation is not None else 1
-        together = found[0].host_peak_bytes * in_node
-    else:
-        by_node: dict[int, int] = {}
-        for node, rank in zip(node_of_rank, found, strict=True):
-            by_node[node] = by_node.get(node, 0) + rank.host_peak_bytes
-        together = max(by_node.values())
-    return Offload(ranks=found, predicted=predicted, node_host_peak_bytes=together)
 
 
 def comm(ranks: list[list[dict[str, Any]]], steady: bool, backend: str) -> Comm:
@@ -206,7 +185,7 @@ def _counted(planned: PlannedCell, result: dict[str, Any], log: str) -> dict[str
     practices = holds_for(result["stack"], cell.strategy)
     return {
         "num_params": result["num_params"],
-        "offload": _offload(planned, ranks, [rank["node"] for rank in ranks] if "node" in ranks[0] else None),
+        "offload": offloaded(planned, ranks),
         "shards": [Shards.model_validate(rank["shards"]) for rank in ranks],
         "stack": result["stack"],
         "num_threads": result["num_threads"],

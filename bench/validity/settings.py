@@ -60,9 +60,7 @@ def differences(cell: Cell, effective: dict[str, Any]) -> list[Finding]:
             text=f"asked for {key} {value}; this release keeps it nowhere that can be read back",
         )
         for key, value in cell.zero_optimization.items()
-        if key not in effective
-        and not isinstance(cell.zero_optimization[key], dict)
-        and why_ignored(key, cell.strategy) is None
+        if key not in effective and not isinstance(value, dict) and why_ignored(key, cell.strategy) is None
     ]
 
 

@@ -191,8 +191,8 @@ def _states(at: RankSizes, point: str) -> Bytes:
     counters = 4 * groups if at.stage or at.known else 0
     states = 4 * shard * own_master + (8 * shard + counters) * moments_exist
     held = {1: at.flat, 2: at.flat, 3: at.sharded}.get(at.stage or 0, at.total)
-    offloaded = {"offload_buffers": sum(at.offload_buffers)} if at.cell.offloads_optimizer else {}
-    return {"parameters": held * at.width, "optimizer_states": states} | offloaded
+    found: Bytes = {"parameters": held * at.width, "optimizer_states": states}
+    return found | ({"offload_buffers": sum(at.offload_buffers)} if at.cell.offloads_optimizer else {})
 
 
 def _gradients(at: RankSizes, point: str) -> Bytes:

@@ -15,7 +15,7 @@ from bench.zero.practice import step_calls
 
 
 def offload(cell: Cell, config: dict[str, Any], params: ParamCount, rank: int) -> dict[str, int]:
-    """Return what ``rank`` should have, by the names of ``bench.record.RankOffload``; a name without a formula is missing.
+    """Return what ``rank`` should have, by the names of ``bench.record.RankOffload``; those with a formula.
 
     Steady: what is there between two optimizer steps, activations and batches gone.
     """
