@@ -13,7 +13,7 @@ NOT_KNOWN = [
     "NCCL's buffers",
     "other attention kernels: PyTorch's CPU kernel saves what it saves, not what a GPU's would",
     "reserved bytes where several streams share the allocator",
-    "which tensors a CUDA run keeps on the host: all count as the device's, most of all while the model is built",
+    "what PyTorch's allocator of pinned host memory rounds up",
     "time",
 ]
 
@@ -22,7 +22,9 @@ def emulated(planned: PlannedCell, result: dict[str, Any], counted: dict[str, An
     """Return the fields of the record; ``counted``: those of the counting pass, ``trace``: the name of the file."""
     target, found = planned.cell.emulation, result["emulated"]
     assert target is not None
-    findings = examine_emulated(planned, result, counted["comm"], counted["practice"], counted["memory"])
+    findings = examine_emulated(
+        planned, result, counted["comm"], counted["practice"], counted["memory"], counted["offload"]
+    )
     return counted | {
         "validity": verdict(findings),
         "findings": findings,

@@ -35,7 +35,7 @@ from bench.validity.cores import oversubscribed
 from bench.validity.examine import Evidence, examine
 from bench.validity.ranks import clock
 from bench.zero.ds_config import ds_config
-from bench.zero.memory import predict
+from bench.zero.offload import expected
 from bench.zero.practice import CONTROL_ELEMENTS, holds_for, practice
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import model_state_bytes, wire_bytes_per_step
@@ -86,11 +86,14 @@ def throughput(cell: Cell, step_time_s: float, model_config: dict[str, Any], dev
 
 def _rank_memory(planned: PlannedCell, rank: int, found: dict[str, Any]) -> RankMemory:
     """Return the memory of one rank, with what is expected beside each point."""
-    memory, params = RankMemory.model_validate(found), planned.params
+    memory, params, emulation = RankMemory.model_validate(found), planned.params, planned.cell.emulation
     if params is None:
         return memory
+    apart = emulation is not None and emulation.accelerator_path == "cuda-like"
     points = [
-        point.model_copy(update={"predicted": predict(planned.cell, planned.config, params, point.point, rank)})
+        point.model_copy(
+            update={"predicted": expected(planned.cell, planned.config, params, point.point, rank, apart=apart)}
+        )
         for point in memory.points
     ]
     return memory.model_copy(update={"points": points})
@@ -255,7 +258,13 @@ def outcome(
     timing = _timing(cell, result, device, num_cores)
     counted = _counted(planned, result, text)
     evidence = Evidence(
-        losses, references, comm=counted["comm"], practice=counted["practice"], memory=counted["memory"], log=text
+        losses,
+        references,
+        comm=counted["comm"],
+        practice=counted["practice"],
+        memory=counted["memory"],
+        offload=counted["offload"],
+        log=text,
     )
     compared, findings = examine(planned, result, evidence)
     return record.model_copy(

@@ -150,7 +150,7 @@ def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
 
 
 def _tables(run: Path) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import agreement, footers, frame, tables, witnesses
+    from bench.analysis import agreement, footers, frame, offload, tables, witnesses
 
     manifest, records = _rows(run)
     scenario = manifest["scenario"]
@@ -162,8 +162,9 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
     if len(records) < expected:
         notes.insert(0, f"{expected - len(records)} of {expected} rows are not there yet.")
     key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
-    beside = agreement.agreement(records)
-    return tables.tables(data, key, records) + beside, notes + ([agreement.NOTE] if beside else [])
+    beside, kept = agreement.agreement(records), offload.offload(records)
+    notes += ([offload.NOTE] if kept else []) + ([agreement.NOTE] if beside else [])
+    return tables.tables(data, key, records) + kept + beside, notes
 
 
 def _laid_out(table: "Table", columns: list[int]) -> RichTable:

@@ -92,6 +92,10 @@ def _row(record: Record) -> dict[str, Any]:
         row["peak_reserved_bytes"] = max((r.peak_reserved_bytes for r in ranks if r.peak_reserved_bytes), default=None)
         for name in ("init_peak_bytes", "steady_bytes", "host_peak_rss_bytes"):
             row[name] = max(getattr(rank, name) for rank in ranks)
+    if record.offload:
+        for name in type(record.offload.ranks[0]).model_fields:
+            row[f"offload_{name}"] = max(getattr(rank, name) for rank in record.offload.ranks)
+        row["offload_node_host_peak_bytes"] = record.offload.node_host_peak_bytes
     if record.emulation:
         row["fits"] = record.emulation.fits
         row |= {f"modelled_{name}": value for name, value in record.emulation.allocator.model_dump().items()}

@@ -3,7 +3,7 @@
 from typing import Any
 
 from bench.plan import PlannedCell
-from bench.record import Comm, Finding, Memory, Practice
+from bench.record import Comm, Finding, Memory, Offload, Practice
 from bench.validity import settings, sharding
 from bench.validity.examine import predicted, same_model, steady
 from bench.validity.known_bad import known_bad
@@ -34,7 +34,12 @@ def _guesses(found: list[dict[str, Any]]) -> list[Finding]:
 
 
 def examine_emulated(
-    planned: PlannedCell, result: dict[str, Any], comm: Comm, practice: Practice | None, counted: Memory
+    planned: PlannedCell,
+    result: dict[str, Any],
+    comm: Comm,
+    practice: Practice | None,
+    counted: Memory,
+    offloaded: Offload | None,
 ) -> list[Finding]:
     """Return what the checks find in ``result``, the emulated rank's."""
     cell = planned.cell
@@ -47,7 +52,7 @@ def examine_emulated(
     if result["skipped_steps"]:
         text = f"{result['skipped_steps']} optimizer steps were skipped"
         found.append(Finding(check="applied steps", verdict="suspect", text=text))
-    found += steady(result) + predicted(result["stack"], comm, practice, counted, cell.emulation.rank)
+    found += steady(result) + predicted(result["stack"], comm, practice, counted, offloaded, cell.emulation.rank)
     allocator = result["emulated"]["allocator"]
     capacity = cell.emulation.gpu_memory_bytes / 2**30
     if (asked := allocator["out_of_memory_bytes"]) is not None:

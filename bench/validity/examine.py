@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.plan import PlannedCell
-from bench.record import Comm, Finding, Memory, Parity, Practice
-from bench.validity import memory, parity, ranks, settings, sharding, traffic
+from bench.record import Comm, Finding, Memory, Offload, Parity, Practice
+from bench.validity import memory, offload, parity, ranks, settings, sharding, traffic
 from bench.validity.known_bad import known_bad
 from bench.validity.log import memory_pressure
 from bench.zero.applicability import ignored_keys
@@ -24,6 +24,7 @@ class Evidence:
     comm: Comm
     practice: Practice | None
     memory: Memory
+    offload: Offload | None
     log: str
 
 
@@ -59,13 +60,19 @@ def steady(result: dict[str, Any]) -> list[Finding]:
 
 
 def predicted(
-    stack: dict[str, str], comm: Comm, practice: Practice | None, counted: Memory, first_rank: int = 0
+    stack: dict[str, str],
+    comm: Comm,
+    practice: Practice | None,
+    counted: Memory,
+    offloaded: Offload | None,
+    first_rank: int = 0,
 ) -> list[Finding]:
     """Hold traffic and memory against what DeepSpeed's code is known to do; memory for the same release as traffic."""
     if practice is None:
         text = f"no prediction of traffic and memory for this cell under deepspeed {stack.get('deepspeed')}"
         return [Finding(check="traffic", verdict="note", text=text)]
     found = traffic.differences(comm, practice) + memory.check(counted, first_rank)
+    found += offload.check(offloaded, first_rank)
     if not any(rank.points for rank in counted.ranks):
         text = f"memory is not decomposed here ({counted.kind}), so it was not compared"
         found.append(Finding(check="memory", verdict="note", text=text))
@@ -86,7 +93,7 @@ def examine(planned: PlannedCell, result: dict[str, Any], evidence: Evidence) ->
     found += settings.other_releases(planned.stack, result["stack"])
     found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
     found += _counts(result, planned.params.total if planned.params else None)
-    found += predicted(result["stack"], evidence.comm, evidence.practice, evidence.memory)
+    found += predicted(result["stack"], evidence.comm, evidence.practice, evidence.memory, evidence.offload)
     found += memory_pressure(evidence.log)
     found += [
         Finding(check="ignored settings", verdict="note", text=text)

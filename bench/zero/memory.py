@@ -139,7 +139,7 @@ class RankSizes:
         """Bytes of the parameters that stage 3 keeps within a step, in module order up to the model's limit."""
         threshold, left = (self.setting(f"stage3_{name}_persistence_threshold") for name in ("param", "model"))
         kept = 0
-        for size in self.sizes:
+        for size in self.sizes if self.ranks > 1 else ():  # of one rank, the shard is the parameter
             if size <= threshold and kept + size <= left:
                 kept += size
         return kept * self.width
@@ -236,7 +236,7 @@ def _stage_3(at: RankSizes, point: str) -> Bytes:
     rest = at.total * at.width - at.persisted
     live = max(at.setting("stage3_max_live_parameters"), max(at.sizes[0], at.sizes[-1])) * at.width
     found["persisted_parameters"] = at.persisted if point in ("forward", "backward") else 0
-    found["gathered_parameters"] = min(rest, live) if gathered else 0
+    found["gathered_parameters"] = min(rest, live) if gathered and at.ranks > 1 else 0
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.cell import Cell
 from bench.models.counts import ParamCount
-from bench.zero.memory import Bytes, RankSizes, peaks
+from bench.zero.memory import Bytes, RankSizes, peaks, predict
 from bench.zero.practice import step_calls
 
 
@@ -87,16 +87,30 @@ def on_host(at: RankSizes, found: Bytes) -> Bytes:
             host["offload_buffers"] = at.offload_buffers[0]
         if at.stage == 3 and "gradients" in found:
             host["gradients"] = found["gradients"]
-    if at.cell.offloads_param:
+    if at.cell.offloads_param and "parameters" in found:
         host["parameters"] = found["parameters"]
     return host
 
 
+def expected(
+    cell: Cell, config: dict[str, Any], params: ParamCount, point: str, rank: int = 0, *, apart: bool
+) -> Bytes:
+    """Return what `bench.zero.memory.predict` has, of the device alone where host and device are ``apart``."""
+    if not apart or not (cell.offloads_optimizer or cell.offloads_param):
+        return predict(cell, config, params, point, rank)
+    at = RankSizes(cell, config, params, rank)
+    moments = peaks(at) if point == "peak" else [predict(cell, config, params, point, rank)]
+    on_device = [
+        {name: size - host.get(name, 0) for name, size in found.items()}
+        for found, host in ((found, on_host(at, found)) for found in moments)
+    ]
+    return max(on_device, key=lambda found: sum(found.values()), default={})
+
+
 def device_peak_bytes(cell: Cell, config: dict[str, Any], params: ParamCount, rank: int = 0) -> float | None:
     """Return the highest bytes that ``rank`` should hold on its device in a step; ``None`` without a formula."""
-    at = RankSizes(cell, config, params, rank)
-    totals = [sum(found.values()) - sum(on_host(at, found).values()) for found in peaks(at)]
-    return max(totals, default=None)
+    found = expected(cell, config, params, "peak", rank, apart=True)
+    return sum(found.values()) if found else None
 
 
 def host_peak_bytes(cell: Cell, config: dict[str, Any], params: ParamCount, rank: int = 0) -> float | None:
