@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from bench import __version__
-from bench.errors import BenchError
+from bench.errors import BenchError, ScenarioError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,15 +79,71 @@ def _top(
 
 @app.command("plan")
 def plan_command(
-    scenario: ScenarioArgument,
+    scenario: Annotated[
+        list[Path],
+        typer.Argument(help="Scenario file (YAML); with --ds-config, further configuration files.", show_default=False),
+    ] = [],  # noqa: B006
     results: ResultsOption = DEFAULT_RESULTS,
     only: OnlyOption = None,
     cpu_slots: SlotsOption = 4,
+    ds_config: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Instead of a scenario: DeepSpeed JSON, accelerate YAML or training arguments; which fit?",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="With --ds-config: the model.", show_default=False)] = None,
+    gpus: Annotated[str, typer.Option(help="With --ds-config: GPU counts, with commas.")] = "8",
+    gpu: Annotated[str, typer.Option(help="With --ds-config: the GPU, by its name in the catalog.")] = "H100 SXM",
+    gpu_memory_gib: Annotated[
+        float | None, typer.Option(help="With --ds-config: memory of each GPU instead.", show_default=False)
+    ] = None,
+    gpus_per_node: Annotated[int, typer.Option(help="With --ds-config: GPUs of one node.")] = 8,
+    seq_length: Annotated[
+        int | None,
+        typer.Option(help="With --ds-config: tokens per sequence; left out, 2048.", show_default=False),
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="With --ds-config: train_micro_batch_size_per_gpu.", show_default=False)
+    ] = None,
+    gas: Annotated[
+        int | None, typer.Option(help="With --ds-config: gradient_accumulation_steps.", show_default=False)
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="With --ds-config: bf16, fp16 or fp32.", show_default=False)] = None,
+    activation_checkpointing: Annotated[
+        bool, typer.Option("--activation-checkpointing", help="With --ds-config: recompute activations in backward.")
+    ] = False,
 ) -> None:
-    """Show the cells of a scenario, their predicted states, what is skipped and why, and the time; launch nothing."""
+    """Show the cells of a scenario, their predicted states, what is skipped and why, and the time; launch nothing.
+
+    With --ds-config A [B ...] --model M: which of these configurations fit on --gpus GPUs, by formula.
+    """
     from bench.show import show_plan
 
-    show_plan(scenario, results, only or [], cpu_slots, _console())
+    if ds_config:
+        from bench.environment import installed
+        from bench.fit import Asked, show_fit
+
+        if model is None:
+            raise ScenarioError("--ds-config needs --model: a catalog name, a local path or a hub id")
+        asked = Asked(
+            model=model,
+            gpus=gpus,
+            gpu=gpu,
+            gpu_memory_gib=gpu_memory_gib,
+            gpus_per_node=gpus_per_node,
+            seq_length=seq_length,
+            micro_batch=micro_batch,
+            gas=gas,
+            dtype=dtype,
+            activation_checkpointing=activation_checkpointing,
+        )
+        show_fit([*ds_config, *scenario], asked, installed().get("deepspeed", ""), _console())
+        return
+    if len(scenario) != 1:
+        raise ScenarioError("plan needs one scenario file (see scenarios/), or --ds-config FILE --model MODEL")
+    show_plan(scenario[0], results, only or [], cpu_slots, _console())
 
 
 @app.command("run")

@@ -14,8 +14,9 @@ def offloaded(planned: PlannedCell, ranks: list[dict[str, Any]]) -> Offload | No
         return None
     emulation, params = planned.cell.emulation, planned.params
     first = emulation.rank if emulation is not None else 0
+    apart = emulation is not None and emulation.accelerator_path == "cuda-like"
     predicted = [
-        offload(planned.cell, planned.config, params, number) if params else {}
+        offload(planned.cell, planned.config, params, number, apart=apart) if params else {}
         for number in range(first, first + len(found))
     ]
     if emulation is not None:  # the node is full of ranks like this one

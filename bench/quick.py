@@ -29,14 +29,14 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def _placed(model: str) -> str:
+def placed(model: str) -> str:
     """Return a path from where the user stands as one that holds from anywhere."""
     return os.path.abspath(model) if model.startswith(("./", "../")) else model  # noqa: PTH100
 
 
 def _longest(models: list[str]) -> int:
     """Return a sequence length that every model takes, 2048 at most."""
-    configs = [load_config(_placed(model)) for model in models]
+    configs = [load_config(placed(model)) for model in models]
     return min([_SEQ_LENGTH, *(size for size in map(max_positions, configs) if size is not None)])
 
 
@@ -57,7 +57,7 @@ def write_scenario(results: Path, matrix: dict[str, Any], emulation: dict[str, A
     if matrix.get("seq_length") is None:
         matrix = matrix | {"seq_length": _longest(matrix["model"])}
     matrix = given(matrix) | {"mode": "emulated"}
-    matrix["model"] = [_placed(model) for model in matrix["model"]]
+    matrix["model"] = [placed(model) for model in matrix["model"]]
     content = given({"matrix": matrix, "emulation": given(emulation), **settings})
     parse_scenario(content, "zerostage emulate")
     path = results / "emulate.yaml"

@@ -10,7 +10,7 @@ NOTE = (
     "Offload: of the rank that holds most. On cpu, host and device are one memory: their sum is measured, and the "
     "split and what crosses between them are emulated, by the object of DeepSpeed that owns each storage. Steady: "
     "between two optimizer steps. Pinned: page-locked, without what PyTorch's allocator rounds up. To device, to host: "
-    "bytes that cross in one optimizer step. expected: by formula (bench/zero/offload.py); diff: counted less expected. "
+    "bytes that cross in one optimizer step. expected: by formula (bench/zero/offload.py). "
     "RSS: resident sets of the node's ranks together, measured, Python and libraries included."
 )
 _COLUMNS = {

@@ -28,6 +28,7 @@ _STRENGTH = (
     "zero_buckets",
     "gradients",
     "offload_buffers",
+    "secondary_parameters",
     "gathered_parameters",
     "bucket_copies",
 )

@@ -15,6 +15,7 @@ SIZES = {
     "stage3_model_persistence_threshold": sys.maxsize,
     "stage3_param_persistence_threshold": 100_000,
     "stage3_prefetch_bucket_size": 50_000_000,
+    "zero_hpz_partition_size": 1,
 }
 SWITCHES = {
     "contiguous_gradients": True,

@@ -13,7 +13,7 @@ from bench.models.activations import activation_bytes, logits_loss_bytes
 from bench.models.counts import ParamCount
 from bench.models.modules import tensor_sizes
 from bench.zero.defaults import SIZES, SWITCHES
-from bench.zero.stages import STRATEGIES
+from bench.zero.stages import HPZ_KEY, STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT
 
 # Every category that bench.worker.composition finds, in the order of the tables.
@@ -24,6 +24,7 @@ CATEGORIES = (
     "zero_buckets",
     "bucket_copies",
     "offload_buffers",
+    "secondary_parameters",
     "gathered_parameters",
     "persisted_parameters",
     "activations",
@@ -109,14 +110,15 @@ class RankSizes:
         """Bytes of the buffers that optimizer offload adds, on the host and on the device.
 
         Stages 1 and 2 (stage_1_and_2.py): on the host the fp32 gradient of the partition, a copy of it in the model's
-        dtype (param_buffer_of_bit16_for_cpu_offload_groups), one buffer of the largest tensor, and while it accumulates
-        the whole gradients that touch the partition; on the device another buffer of the largest tensor. Stage 3
+        dtype (param_buffer_of_bit16_for_cpu_offload_groups), one buffer of the largest tensor, and at stage 2, while
+        it accumulates, the whole gradients that touch the partition; on the device another buffer of the largest tensor. Stage 3
         (stage3.py, initialize_optimizer_states): the fp32 gradients of the shards.
         """
         if self.stage == 3:
             return 4 * self.sharded, 0
         through = max(self.sizes) * self.width
-        accumulated = self.touching * self.width if self.cell.gradient_accumulation_steps > 1 else 0
+        accumulates = self.stage == 2 and self.cell.gradient_accumulation_steps > 1
+        accumulated = self.touching * self.width if accumulates else 0
         return (4 + self.width) * (self.flat // self.ranks) + through + accumulated, through
 
     @property
@@ -171,7 +173,7 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
 
 def peaks(at: RankSizes) -> list[Bytes]:
     """Return the moments of a step one of which is its peak; none where the model's activations have no formula."""
-    if not at.known or "activations" not in _saved(at, at_peak=True):
+    if not at.known or "activations" not in _saved(at, at_peak=True) or at.setting(HPZ_KEY) > 1:
         return []
     return [_loss_backward(at), _first_gradient(at), _reduction(at), _step(at)]
 
@@ -229,14 +231,18 @@ def _stage_3(at: RankSizes, point: str) -> Bytes:
     """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
 
     At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
-    the output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
+    the output embedding; never more than the model has. ZeRO++ (hpZ) has a second shard within each node. Before the first step and inside the optimizer step, none.
     """
     found: Bytes = {"zero_buckets": at.bucket}
     gathered = point == "forward"
     rest = at.total * at.width - at.persisted
     live = max(at.setting("stage3_max_live_parameters"), max(at.sizes[0], at.sizes[-1])) * at.width
     found["persisted_parameters"] = at.persisted if point in ("forward", "backward") else 0
-    found["gathered_parameters"] = min(rest, live) if gathered and at.ranks > 1 else 0
+    if (group := at.setting(HPZ_KEY)) > 1:
+        # Gone when the optimizer step ends, made again by the first forward. What stays gathered has no formula.
+        found["secondary_parameters"] = sum(-(-size // min(group, at.ranks)) for size in at.sizes) * at.width
+    else:
+        found["gathered_parameters"] = min(rest, live) if gathered and at.ranks > 1 else 0
     return found
 
 

@@ -14,15 +14,16 @@ from bench.zero.memory import Bytes, RankSizes, peaks, predict
 from bench.zero.practice import step_calls
 
 
-def offload(cell: Cell, config: dict[str, Any], params: ParamCount, rank: int) -> dict[str, int]:
+def offload(cell: Cell, config: dict[str, Any], params: ParamCount, rank: int, *, apart: bool) -> dict[str, int]:
     """Return what ``rank`` should have, by the names of ``bench.record.RankOffload``; those with a formula.
 
-    Steady: what is there between two optimizer steps, activations and batches gone.
+    Steady: what is there between two optimizer steps, activations and batches gone. ``apart``: whether host and device
+    are two memories; where they are one (CPU), DeepSpeed leaves out some copies.
     """
     at = RankSizes(cell, config, params, rank)
     if not (cell.offloads_optimizer or cell.offloads_param) or not at.known:
         return {}
-    return _stage_3(at) if at.stage == 3 else _stages_1_and_2(at)
+    return _stage_3(at, apart) if at.stage == 3 else _stages_1_and_2(at)
 
 
 def _pins(cell: Cell, section: str) -> bool:
@@ -32,14 +33,14 @@ def _pins(cell: Cell, section: str) -> bool:
 def _stages_1_and_2(at: RankSizes) -> dict[str, int]:
     """The fp32 gradient of the partition goes to the host (4 B), its updated parameters come back (w B).
 
-    While it accumulates, every whole gradient that touches the partition goes to the host at each micro-step, and comes
-    back from the second on.
+    At stage 2, while it accumulates, every whole gradient that touches the partition goes to the host at each
+    micro-step, and comes back from the second on. Stage 1 accumulates on the device.
     """
     shard, steps = at.flat // at.ranks, at.cell.gradient_accumulation_steps
     first, last = at.partition
     own = max(0, min(last, at.total) - first)
     on_host, on_device = at.offload_buffers
-    accumulated = at.touching * at.width if steps > 1 else 0
+    accumulated = at.touching * at.width if at.stage == 2 and steps > 1 else 0
     return {
         "device_steady_bytes": at.flat * at.width + on_device,
         "host_steady_bytes": 12 * shard + on_host,
@@ -49,32 +50,37 @@ def _stages_1_and_2(at: RankSizes) -> dict[str, int]:
     }
 
 
-def _stage_3(at: RankSizes) -> dict[str, int]:
-    """Gradients go to the host in the model's dtype (w S), come back to be converted (w S), and go as fp32 (4 S).
+def _stage_3(at: RankSizes, apart: bool) -> dict[str, int]:
+    """At each micro-step the gradients go to the host (w B), and from there to the device, to be added to or converted
+    (w B); after the last, they go as fp32 (4 B).
 
     The updated parameters come back (w S); where they are offloaded they stay, and every gather of a parameter brings
-    this rank's shard of it over.
+    this rank's shard of it over. Where host and device are one, the second micro-step on adds in place, and a single
+    rank uses its shards as they are.
     """
-    cell, shard = at.cell, at.sharded
+    cell, shard, steps = at.cell, at.sharded, at.cell.gradient_accumulation_steps
     optimizer, param = cell.offloads_optimizer, cell.offloads_param
     on_host = (12 + at.width) * shard + at.offload_buffers[0] if optimizer else 0
     pinned = (4 + at.width) * shard if optimizer and _pins(cell, "offload_optimizer") else 0
     pinned += at.width * shard if param and _pins(cell, "offload_param") else 0
     on_device = at.bucket + at.persisted + (0 if param else at.width * shard)
-    if not optimizer:
-        on_device += (12 + at.width) * shard
     found = {
-        "device_steady_bytes": on_device,
+        "device_steady_bytes": on_device + (0 if optimizer else (12 + at.width) * shard),
         "host_steady_bytes": on_host + (at.width * shard if param else 0),
         "pinned_bytes": pinned,
     }
-    calls = step_calls(cell, at.config)
-    if cell.gradient_accumulation_steps > 1 or not optimizer or (param and calls is None):
+    if param and at.ranks == 1:
+        del found["device_steady_bytes"]
         return found
-    gathered = sum(call.num_elements for call in calls or () if "gather" in call.op) // at.ranks if param else shard
+    calls = step_calls(cell, at.config)
+    if (steps > 1 and not apart) or (param and calls is None):
+        return found
+    own = sum(max(0, min(part, size - at.rank * part)) for size in at.sizes for part in (-(-size // at.ranks),))
+    gathered = sum(call.num_elements for call in calls or () if "gather" in call.op) // at.ranks
+    over = steps * own if optimizer else 0
     return found | {
-        "host_to_device_bytes": at.width * (shard + gathered),
-        "device_to_host_bytes": (at.width + 4) * shard,
+        "host_to_device_bytes": at.width * (over + (gathered if param else shard)),
+        "device_to_host_bytes": (steps * at.width + 4) * own if optimizer else at.width * shard,
     }
 
 

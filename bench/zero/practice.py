@@ -16,7 +16,7 @@ Data collectives only; control collectives (at most 8 elements) are left out. Pa
 
 Other keys (bucket sizes at stages 1 and 2, ``overlap_comm``, ``round_robin_gradients``, ``allgather_partitions``,
 ``allgather_bucket_size``, ``sub_group_size``) change no volume. There is no answer (``None``) for a model family
-without a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), and where a piece of at most 8
+without a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), for ZeRO++, and where a piece of at most 8
 elements would be reduced in a call of its own, which the measurement files under control.
 """
 
@@ -30,7 +30,7 @@ from bench.models.modules import Parameter, modules, parameters
 from bench.record import Practice, Volume
 from bench.zero.defaults import SIZES
 from bench.zero.gathers import Call, Limits, gathers, padded
-from bench.zero.stages import STRATEGIES
+from bench.zero.stages import HPZ_KEY, STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT, TORCH_DTYPE
 
 DEEPSPEED, TRANSFORMERS = "0.19.8", "5.24."
@@ -101,8 +101,8 @@ def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
     if stage < 3:
         return _stage_1_or_2(cell, stage, held)
     settings = cell.zero_optimization
-    if settings.get("stage3_module_granularity_threshold"):
-        return None
+    if settings.get("stage3_module_granularity_threshold") or settings.get(HPZ_KEY, 1) > 1:
+        return None  # merged modules; and ZeRO++ gathers within a node what it has gathered once
     limits: dict[str, Any] = {_LIMITS[key]: value for key, value in settings.items() if key in _LIMITS}
     if settings.get("stage3_allgather_sequential"):
         limits["prefetch_bucket_size"] = 1  # runtime/engine.py, _configure_zero_optimizer
