@@ -26,7 +26,7 @@ def _names(rows: Sequence[ImportedRow]) -> list[str]:
 def _number(value: int | float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.2f}" if 1 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if 1 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def _line(figure: Given) -> list[str]:

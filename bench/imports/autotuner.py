@@ -12,6 +12,7 @@ from bench.imports.row import Setting
 from bench.record import Finding, Status
 from bench.status import judge_log
 
+LOGS = ("stderr.log", "stdout.log")
 FORMAT = "DeepSpeed autotuner"
 _PHASES = ("forward", "fwd", "backward", "bwd", "step")  # fwd and bwd since the timers were renamed
 # From this GAS on, a tenth of the micro steps, rounded, is at least one (deepspeed/utils/timer.py trim_mean).

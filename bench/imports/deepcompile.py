@@ -2,7 +2,7 @@
 
 import re
 
-from bench.imports.reading import Reading, given, suspect
+from bench.imports.reading import Reading, given, number, suspect
 from bench.imports.row import Setting
 
 _RESULT = re.compile(
@@ -24,13 +24,13 @@ def _result(found: re.Match[str]) -> Reading:
     model, pairs, seconds, allocated, peak = found.groups()
     settings: dict[str, Setting] = {"model": model[:120]}
     for name, value in (pair.split("=", 1) for pair in pairs.split()):
-        number = int(value) if value.isdecimal() and len(value) < 16 else value[:120]
-        settings[name] = _WORDS.get(value, number)
+        counted = number(value)
+        settings[name] = _WORDS.get(value, value[:120] if counted is None else counted)
     figures, refused = given(
         [
             ("time", "iteration_time_s", seconds, "mean of the optimizer steps after warm-up, rank 0"),
-            ("memory", "alloc_mem_bytes", int(allocated) if len(allocated) < 25 else allocated, "rank 0, at the end"),
-            ("memory", "peak_mem_bytes", int(peak) if len(peak) < 25 else peak, "rank 0, since the process began"),
+            ("memory", "alloc_mem_bytes", allocated, "rank 0, at the end"),
+            ("memory", "peak_mem_bytes", peak, "rank 0, since the process began"),
         ]
     )
     findings = [suspect(text) for text in (CLOCK, MEMORY)]

@@ -62,13 +62,17 @@ def _speeds(log: str) -> tuple[list[Wanted], list[Finding], int]:
     until = f"step {step}" if step else f"micro step {micro_step}"
     wanted: list[Wanted] = [("throughput", name, average, f"cumulative, first steps left out, to {until}, all ranks")]
     if current:
-        what = f"median of {len(current)} lines, one optimizer step each, all ranks"
+        what = f"median of {_lines(len(current))}, one optimizer step each, all ranks"
         wanted.append(("throughput", "curr_samples_per_second", statistics.median(current), what))
     wanted.append(("memory", "mem_allocated_gib", allocated, "rank 0, at the last line"))
     if peaks:
         wanted.append(("memory", "max_mem_allocated_gib", max(peaks), "rank 0, since the start or the last reset"))
     findings = [suspect(BETWEEN), *([] if step else [suspect(MICRO_BATCH)]), *([suspect(RANK_0)] if peaks else [])]
     return wanted, findings, int(step) if step else 0
+
+
+def _lines(count: int) -> str:
+    return f"{count} line{'s' if count > 1 else ''}"
 
 
 def _timer_lines(log: str) -> list[dict[str, float]]:
@@ -89,7 +93,7 @@ def _phases(lines: list[dict[str, float]]) -> list[Wanted]:
     for name in names:
         values = [line[name] for line in lines if name in line]
         per = "micro step" if name.endswith("_microstep") else "optimizer step"
-        what = f"median of {len(values)} lines, per {per}, rank 0"
+        what = f"median of {_lines(len(values))}, per {per}, rank 0"
         wanted.append(("time", f"{name}_ms", round(statistics.median(values), 3), what))
     return wanted
 
@@ -114,7 +118,7 @@ def _memory(log: str) -> tuple[list[Wanted], list[Finding]]:
             ("allocated", "peak allocated", "reserved", "peak reserved, whole GB"),
             strict=True,
         ):
-            wanted.append(("memory", name, value, f"{what}, highest of {len(lines)} lines, rank 0"))
+            wanted.append(("memory", name, value, f"{what}, highest of {_lines(len(lines))}, rank 0"))
     if host:
         wanted.append(("memory", "cpu_virtual_memory_used_gib", max(host), "whole machine, highest line"))
     below = any((line[3] or 0) < (line[2] or 0) for line in lines)
@@ -127,19 +131,17 @@ def _skipped(log: str, lines: list[dict[str, float]], ran: dict[str, Setting], l
     overflows: dict[str, int] = {}
     for rank in _OVERFLOW.findall(log):
         overflows[rank] = overflows.get(rank, 0) + 1
-    signs = {
-        "skipped=": max((count for _, count in progress), default=0),
-        "OVERFLOW lines": max(overflows.values(), default=0),
-        "steps without optimizer_allgather": _without_allgather(lines, ran),
-    }
-    sign = max(signs, key=lambda name: signs[name])
-    steps = max([last_step, sum("step" in line for line in lines), *(step for step, _ in progress)])
-    if not signs[sign]:
-        return []
-    of = f" of {steps}" if steps >= signs[sign] else ""
-    return [
-        suspect(f"{signs[sign]}{of} optimizer steps were skipped ({sign}): they did no optimizer work, so look fast")
-    ]
+    step, said = max(progress, key=lambda each: each[1], default=(0, 0))
+    timed = sum("step" in line for line in lines)
+    signs = (
+        (said, step, "skipped="),
+        (max(overflows.values(), default=0), last_step, "OVERFLOW lines"),
+        (_without_allgather(lines, ran), timed, "no optimizer_allgather"),
+    )
+    count, steps, sign = max(signs, key=lambda each: each[0])
+    of = f" of {steps}" if steps >= count else ""
+    text = f"optimizer steps skipped: {count}{of} ({sign}); such a step does no optimizer work and looks fast"
+    return [suspect(text)] if count else []
 
 
 def log_text(log: str) -> Reading | None:

@@ -62,13 +62,13 @@ def _from_object(data: dict[str, Any], text: str, beside: Beside) -> list[Readin
         return [hf.state(data)]
     if autotuner.is_metrics(data):
         experiment, ds_config = beside("exp.json"), beside("ds_config.json")
-        log = beside("stderr.log") + beside("stdout.log")
+        log = "".join(map(beside, autotuner.LOGS))
         identity = "\n".join((text, experiment, ds_config))  # failed experiments have equal metrics
         return [autotuner.metrics(data, _object(experiment), _object(ds_config), log, identity)]
     if autotuner.is_experiment(data):
         if autotuner.is_metrics(_object(beside("metrics.json"))):
             return []
-        return [autotuner.failed_experiment(data, beside("stderr.log") + beside("stdout.log"), text)]
+        return [autotuner.failed_experiment(data, "".join(map(beside, autotuner.LOGS)), text)]
     if comms_log.is_summary(data):
         reading = comms_log.summary(data)
     elif hf.is_results(data):

@@ -9,7 +9,7 @@ _BLOCK = re.compile(r"config\.py:\d+:print\]\s+zero_config \.* \{([^}]*)\}")
 _STAGE = re.compile(r"\bstage=(?:<[\w.]+: )?(\d)\b")
 _OFFLOAD = re.compile(r"\boffload_(optimizer|param)=\w+\(device=(?:<[\w.]+: )?'(\w+)'")
 _SWITCH = re.compile(r"\b(overlap_comm|reduce_scatter|contiguous_gradients)=(True|False)\b")
-_BUCKET = re.compile(r"\b(reduce_bucket_size|allgather_bucket_size)=(\d{1,15})\b")
+_BUCKET = re.compile(r"\b(reduce_bucket_size|allgather_bucket_size)=(\d{1,3}(?:,\d{3}){1,4}|\d{1,15})\b")
 _OPTIMIZER = re.compile(r"DeepSpeed Final Optimizer = ([\w.]+)")
 _VERSION = re.compile(r"DeepSpeed info: version=([\w.+-]+)")
 _KEPT = (
@@ -38,7 +38,7 @@ def _zero_config(text: str) -> dict[str, Setting]:
         found["zero_optimization_stage"] = int(stage[1])
     found |= {f"offload_{name}": device for name, device in _OFFLOAD.findall(as_pairs) if device != "none"}
     found |= {name: value == "True" for name, value in _SWITCH.findall(as_pairs)}
-    return found | {name: int(value) for name, value in _BUCKET.findall(as_pairs)}
+    return found | {name: int(value.replace(",", "")) for name, value in _BUCKET.findall(as_pairs)}
 
 
 def settings(log: str) -> dict[str, Setting]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.errors import ImportedFileError
+from bench.imports import autotuner
 from bench.imports.detect import decoded, recognised
 from bench.imports.reading import Reading
 from bench.imports.row import ImportedRow
@@ -67,10 +68,14 @@ def _row(source: str, content: bytes, reading: Reading) -> ImportedRow:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that may be text; weights lie beside results."""
+    """Yield the files below a folder that may be text; weights lie beside results.
+
+    The logs of an autotuner's experiment are read with it, as what they tell of is one run.
+    """
     for path in sorted(folder.rglob("*")):
         with contextlib.suppress(OSError):
-            if path.is_file():
+            of_experiment = path.name in autotuner.LOGS and path.with_name("exp.json").exists()
+            if path.is_file() and not of_experiment:
                 with path.open("rb") as stream:
                     start = stream.read(4096)
                 if b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff")):

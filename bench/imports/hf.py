@@ -12,7 +12,7 @@ from bench.imports.reading import Reading, Wanted, given, number, settings_of, s
 from bench.imports.row import Given, Kind
 from bench.record import Finding
 
-_CALL = "whole train() call"
+_CALL = "since train() began"
 # name in the file: kind, unit to add, what it is
 _METRICS: dict[str, tuple[Kind, str, str]] = {
     "train_runtime": ("time", "_s", f"{_CALL}, wall time"),
@@ -20,7 +20,7 @@ _METRICS: dict[str, tuple[Kind, str, str]] = {
     "train_steps_per_second": ("throughput", "", f"cumulative: {_CALL}, optimizer steps"),
     "train_tokens_per_second": ("throughput", "", f"cumulative: {_CALL}; whose tokens: see below"),
     "train_loss": ("training", "", "mean over the steps of the call"),
-    "total_flos": ("training", "", "FLOPs, all processes, 6 x tokens x parameters"),
+    "total_flos": ("training", "", "FLOPs, all processes, 6 x tokens x parameters without embeddings"),
     "epoch": ("training", "", "epochs done"),
     "num_input_tokens_seen": ("training", "", "tokens, all processes, since the first call"),
     "train_mem_gpu_alloc_delta": ("training", "_bytes", "rank 0, end of train() less its start"),
@@ -67,8 +67,8 @@ def _figures(metrics: Mapping[str, Any]) -> tuple[list[Given], list[Finding]]:
     wanted: list[Wanted] = [
         (kind, name + unit, metrics[name], what)
         for name, (kind, unit, what) in _METRICS.items()
-        # A speed that rounding took away is no figure.
-        if name in metrics and not (name in _SPEEDS and number(metrics[name]) == 0)
+        # A speed that rounding took away is no figure, nor are FLOPs that were not counted.
+        if name in metrics and not (name in (*_SPEEDS, "total_flos") and number(metrics[name]) == 0)
     ]
     return given(wanted)
 

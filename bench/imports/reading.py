@@ -39,7 +39,7 @@ def number(value: object) -> int | float | None:
     """Return a usable number, from one or from its decimal text; ``None`` for all else, infinities and NaN included."""
     if isinstance(value, str):
         try:
-            value = float(value)
+            value = int(value) if value.isdecimal() and len(value) < 25 else float(value)
         except ValueError:
             return None
     if isinstance(value, bool) or not isinstance(value, int | float):
