@@ -14,7 +14,7 @@ from bench.status import judge_log
 
 LOGS = ("stderr.log", "stdout.log")
 FORMAT = "DeepSpeed autotuner"
-_PHASES = ("forward", "fwd", "backward", "bwd", "step")  # fwd and bwd since the timers were renamed
+_PHASES = ("forward", "fwd", "backward", "bwd", "step")
 # From this GAS on, a tenth of the micro steps, rounded, is at least one (deepspeed/utils/timer.py trim_mean).
 TRIMMED_FROM_GAS = 6
 
@@ -23,20 +23,24 @@ PARTS = (
     "higher than end to end (DeepSpeedExamples autotuning README)"
 )
 FLOPS = "FLOPS_per_gpu counts the profiled forward three times, a recomputed forward not"
+NO_FLOPS = "FLOPS_per_gpu is 0: the profiler counted nothing"
 UNCLEAR = (
-    "unit unclear: throughput x latency is 1000 times the batch, so the times are milliseconds, or microseconds and "
-    "throughput and FLOPS_per_gpu are 1000 and 10^6 times too low (deepspeedai/DeepSpeed#2711)"
+    "throughput x latency is 1000 times the batch, so this is of DeepSpeed before 0.8.1: the times are milliseconds "
+    "(before 0.6.2), or microseconds and throughput 1000 times too low; FLOPS_per_gpu is 1000 or 10^6 times too low "
+    "(deepspeedai/DeepSpeed#1881, #2711)"
 )
 UNKNOWN_UNIT = (
-    "unit unknown without train_batch_size: microseconds since deepspeedai/DeepSpeed#2711, perhaps milliseconds before"
+    "unit unknown without train_batch_size: microseconds from DeepSpeed 0.8.1 on, before that perhaps milliseconds "
+    "(deepspeedai/DeepSpeed#2711)"
 )
 NO_GAS = (
-    "latency is that of one micro step, throughput gradient_accumulation_steps times too high (before "
-    "deepspeedai/DeepSpeed#2888)"
+    "latency is that of one micro step and throughput gradient_accumulation_steps times too high, as before DeepSpeed "
+    "0.10.3 (deepspeedai/DeepSpeed#2888)"
 )
 TRIMMED = (
-    "from 6 accumulation steps on, the 10% trimmed mean over micro steps drops the only one in which the optimizer "
-    "works: step and latency lack it (deepspeed/utils/timer.py trim_mean)"
+    "from 6 accumulation steps on, a 10% trimmed mean over the micro steps of one optimizer step drops the only one in "
+    "which the optimizer works: step and latency lack it, throughput is too high (deepspeed/utils/timer.py trim_mean, "
+    "seen with 0.19.8)"
 )
 
 
@@ -95,7 +99,8 @@ def metrics(
     throughput, latency = number(data["throughput"]), number(data.get("latency"))
     if not throughput or throughput < 0 or latency == 0:
         return _failed(ran, log, identity, "the metric is 0, as the autotuner writes for an experiment that failed")
-    unit, doubt = _unit(throughput, latency or 0, _batch(ran))
+    renamed = "fwd" in data  # since 0.10.1, when the times had long been microseconds
+    unit, doubt = ("us", None) if renamed else _unit(throughput, latency or 0, _batch(ran))
     wanted: list[Wanted] = [
         ("throughput", "throughput_samples_per_second", throughput, "one optimizer step, all ranks")
     ]
@@ -106,7 +111,7 @@ def metrics(
     wanted.append(("time", f"latency_{unit}", data.get("latency"), "one optimizer step, sum of its parts"))
     figures, refused = given(wanted)
     findings = [suspect(PARTS), *([doubt] if doubt else []), *([suspect(FLOPS)] if flops else [])]
-    findings += [suspect("FLOPS_per_gpu is 0: the profiler counted nothing")] if flops == 0 else []
+    findings += [suspect(NO_FLOPS)] if flops == 0 else []
     findings += _accumulation(data, latency or 0, ran)
     return Reading(FORMAT, figures, findings + refused, ran, "completed", identity=identity)
 

@@ -35,8 +35,8 @@ BETWEEN = (
     "unless its own data loader is used (utils/timer.py ThroughputTimer)"
 )
 MICRO_BATCH = (
-    "a SamplesPerSec line without global_step= is from before deepspeedai/DeepSpeed#2603: it may count micro batches, "
-    "and be too low by gradient_accumulation_steps (deepspeedai/DeepSpeed#2498)"
+    "a SamplesPerSec line without global_step= is of DeepSpeed before 0.8.0, which counts and times micro steps; with "
+    "gradient accumulation it was reported too low by that factor (deepspeedai/DeepSpeed#2498, #2603)"
 )
 RANK_0 = "memory lines are of rank 0 alone; see_memory_usage sets the peak back each time it prints"
 ROUNDED = "Max_CA is rounded to whole GB, so it can be below CA"
@@ -62,7 +62,7 @@ def _speeds(log: str) -> tuple[list[Wanted], list[Finding], int]:
     until = f"step {step}" if step else f"micro step {micro_step}"
     wanted: list[Wanted] = [("throughput", name, average, f"cumulative, first steps left out, to {until}, all ranks")]
     if current:
-        what = f"median of {_lines(len(current))}, one optimizer step each, all ranks"
+        what = f"median of {_lines(len(current))}, one {'optimizer' if step else 'micro'} step each, all ranks"
         wanted.append(("throughput", "curr_samples_per_second", statistics.median(current), what))
     wanted.append(("memory", "mem_allocated_gib", allocated, "rank 0, at the last line"))
     if peaks:
@@ -88,7 +88,9 @@ def _timer_lines(log: str) -> list[dict[str, float]]:
 
 
 def _phases(lines: list[dict[str, float]]) -> list[Wanted]:
+    """Return each timer; those of micro steps, of which only the last has the optimizer, where there are no others."""
     names = dict.fromkeys(name for line in lines for name in line)
+    names = {name: None for name in names if name.removesuffix("_microstep") == name or "step" not in names}
     wanted: list[Wanted] = []
     for name in names:
         values = [line[name] for line in lines if name in line]
