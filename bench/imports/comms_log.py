@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from bench.imports.reading import Reading, Wanted, given, number, suspect, text_of
-from bench.imports.row import Given
+from bench.imports.reading import Reading, Wanted, given, number, settings_of, suspect, text_of
+from bench.imports.row import Given, Setting
 from bench.record import Finding
 
 _UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB", "EB"))}
@@ -77,18 +77,18 @@ def _figures(totals: Totals) -> tuple[list[Given], list[Finding]]:
     return given(wanted)
 
 
-def _reading(totals: Totals) -> Reading | None:
+def _reading(totals: Totals, ran: dict[str, Setting]) -> Reading | None:
     if not totals:
         return None
     figures, refused = _figures(totals)
     findings = [suspect(SYNCHRONISED)]
     findings += [suspect(CONVENTIONS)] if any("all_gather" in op or "reduce_scatter" in op for op in totals) else []
-    return Reading("DeepSpeed comms log", figures, findings + refused)
+    return Reading("DeepSpeed comms log", figures, findings + refused, ran)
 
 
 def comms(log: str) -> Reading | None:
     """Read the comms logger's part of a log: the last summary table, without one the verbose lines."""
-    return _reading(_table(log) or _verbose(log))
+    return _reading(_table(log) or _verbose(log), {})
 
 
 def is_summary(data: Mapping[str, Any]) -> bool:
@@ -101,16 +101,9 @@ def summary(data: Mapping[str, Any]) -> Reading | None:
     totals: Totals = {}
     for op, sizes in data["summary"].items():
         for row in sizes.values() if isinstance(sizes, dict) else ():
-            values = (
-                [number(row.get(key)) for key in ("count", "msg_size_bytes", "total_latency_ms")]
-                if isinstance(row, dict)
-                else [None]
-            )
+            found = row if isinstance(row, dict) else {}
+            values = [number(found.get(key)) for key in ("count", "msg_size_bytes", "total_latency_ms")]
             if None not in values:
                 count, num_bytes, time_ms = (float(value or 0) for value in values)
                 _add(totals, text_of(op), int(count), num_bytes * count, time_ms)
-    reading = _reading(totals)
-    world_size = number(data["metadata"].get("world_size"))
-    if reading and isinstance(world_size, int):
-        reading.settings["world_size"] = world_size
-    return reading
+    return _reading(totals, settings_of(data["metadata"], ("world_size",)))

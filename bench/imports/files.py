@@ -15,6 +15,7 @@ from bench.record import verdict
 from bench.store import imported_path, locked, write_imported
 
 LARGEST_BYTES = 2**28
+LONGEST_REASON = 500
 
 
 def rows(path: Path) -> list[ImportedRow]:
@@ -59,7 +60,7 @@ def _row(source: str, content: bytes, reading: Reading) -> ImportedRow:
         format=reading.format,
         imported_at=datetime.now(UTC).isoformat(timespec="seconds"),
         status=reading.status,
-        reason=reading.reason,
+        reason=reading.reason and reading.reason[:LONGEST_REASON],
         validity=verdict(findings) if findings else "unchecked",
         findings=findings,
         settings=reading.settings,

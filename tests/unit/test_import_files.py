@@ -132,7 +132,7 @@ def test_one_log_of_trainer_and_deepspeed_is_one_row(tmp_path):
 
 def test_exp_json_beside_its_metrics_names_them():
     assert rows(DATA / "experiment" / "exp.json") == []
-    with pytest.raises(ImportedFileError, match="describes the run of the metrics.json beside it; name that file"):
+    with pytest.raises(ImportedFileError, match=r"describes the run of the metrics\.json beside it; name that file"):
         import_files([DATA / "experiment" / "exp.json"], Path("unused"))
 
 
@@ -312,7 +312,7 @@ def accepted_or_refused(content: bytes) -> None:
 
 KNOWN = sorted(path.read_text() for path in DATA.rglob("*.*") if path.is_file())
 KEYS = [
-    "train_runtime", "train_samples_per_second", "total_flos", "log_history", "global_step", "max_steps", "loss", "step",
+    "train_runtime", "train_samples_per_second", "total_flos", "log_history", "global_step", "max_steps", "loss",
     "throughput", "latency", "FLOPS_per_gpu", "forward", "step", "fwd", "ds_config", "name", "summary", "metadata",
     "count", "msg_size_bytes", "total_latency_ms", "world_size", "current_steps", "total_steps", "zero_optimization",
     "stage", "train_batch_size", "gradient_accumulation_steps",
@@ -323,7 +323,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8))
 def test_no_json_value_crashes(data):
     accepted_or_refused(json.dumps(data).encode())
