@@ -169,7 +169,7 @@ def rank_exit(log: str) -> int | None:
 
 def allocator_flushes(log: str) -> int:
     """Return how often CUDA's caching allocator had to give everything back, as stage 3 warns (rank 0)."""
-    return sum(map(int, re.findall(r"(\d+) pytorch allocator cache flushes since last step", log)))
+    return sum(map(int, re.findall(r"(\d{1,9}) pytorch allocator cache flushes since last step", log)))
 
 
 def trace_invalidations(log: str) -> int:

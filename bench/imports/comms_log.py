@@ -14,7 +14,7 @@ from bench.record import Finding
 
 _UNITS = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB", "EB"))}
 _SIZE = r"(\d+(?:\.\d+)?) ?([KMGTPE]?B)"
-_CALLER = r"(?: \| \[Caller Func: [^\]\n]*\])?"
+_CALLER = r"(?: \| \[Caller Func: [^\]\n]{0,200}\])?"
 _VERBOSE = re.compile(rf"comm op: (\w+){_CALLER} \| time \(ms\): (\S+) \| msg size: {_SIZE} \|")
 _OP = re.compile(rf"^(\w+){_CALLER}\s*$")
 _ROW = re.compile(rf"^\s+{_SIZE}\s+(\d{{1,15}})\s+(\d+\.\d+)(?:\s+-?\d+\.\d+){{3}}\s*$")

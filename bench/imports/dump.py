@@ -5,7 +5,7 @@ import re
 from bench.imports.row import Setting
 
 _ENTRY = re.compile(r"config\.py:\d+:print\]\s+(\w+) \.* ([^\n]*)")
-_BLOCK = re.compile(r"config\.py:\d+:print\]\s+zero_config \.* \{([^}]*)\}")
+_BLOCK = re.compile(r"config\.py:\d+:print\]\s+zero_config \.* \{")
 _STAGE = re.compile(r"\bstage=(?:<[\w.]+: )?(\d)\b")
 _OFFLOAD = re.compile(r"\boffload_(optimizer|param)=\w+\(device=(?:<[\w.]+: )?'(\w+)'")
 _SWITCH = re.compile(r"\b(overlap_comm|reduce_scatter|contiguous_gradients)=(True|False)\b")
@@ -50,7 +50,7 @@ def settings(log: str) -> dict[str, Setting]:
         if section := re.match(r"enabled=(True|False)\b", entries.get(entry, "")):
             ran.setdefault(name, section[1] == "True")
     block = _BLOCK.search(log)
-    ran |= _zero_config(block[1] if block else entries.get("zero_config", ""))
+    ran |= _zero_config(log[block.end() :].partition("}")[0] if block else entries.get("zero_config", ""))
     if optimizer := _OPTIMIZER.findall(log):
         ran["final_optimizer"] = optimizer[-1][:60]
     if version := _VERSION.search(log):

@@ -14,6 +14,8 @@ def trainer_log(text: str) -> Reading | None:
     """Read a trainer_log.jsonl; ``None`` if the text is none. A last line that is torn is passed over."""
     entries = []
     for line in text.splitlines():
+        if not line.startswith("{"):
+            continue
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):

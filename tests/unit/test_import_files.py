@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from bench.cli import app
+from bench.cli import app, main
 from bench.errors import BenchError, ImportedFileError, StoreError
 from bench.imports.detect import decoded, recognised
 from bench.imports.files import import_files, rows
@@ -136,15 +136,15 @@ def test_exp_json_beside_its_metrics_names_them():
         import_files([DATA / "experiment" / "exp.json"], Path("unused"))
 
 
-def test_a_bad_file_costs_no_good_one(tmp_path):
+def test_a_bad_file_costs_no_good_one(tmp_path, monkeypatch, capsys):
     (tmp_path / "bad").write_text("nothing")
-    code, _, error = zerostage(
-        "run", "import", DATA / "all_results.json", tmp_path / "bad", tmp_path / "gone", "--results", tmp_path
-    )
-    assert code == 1  # through main() it is 2: tests/integration/test_bad_input.py
-    assert isinstance(error, BenchError)
-    assert [line.partition(":")[0] for line in str(error).splitlines()] == [
-        str(tmp_path / "bad"),
+    files = [DATA / "all_results.json", tmp_path / "bad", tmp_path / "gone"]
+    monkeypatch.setattr("sys.argv", ["zerostage", "run", "import", *map(str, files), "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "error",
         str(tmp_path / "gone"),
         f"1 other rows are in {tmp_path / 'imported'}",
     ]
