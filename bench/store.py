@@ -120,12 +120,12 @@ def imported_path(run: Path, row_id: str) -> Path:
     return run / "imported" / f"{row_id}.json"
 
 
-def write_imported(run: Path, row: ImportedRow) -> None:
-    """Add an imported row; an existing one is never overwritten."""
+def write_imported(run: Path, row: ImportedRow) -> bool:
+    """Add an imported row, and return whether it was new; an existing one is never overwritten."""
     path = imported_path(run, row.row_id)
-    if path.exists():
-        raise FileExistsError(path)
-    write_json(path, row.model_dump(mode="json"))
+    if new := not path.exists():
+        write_json(path, row.model_dump(mode="json"))
+    return new
 
 
 def read_imported(run: Path) -> list[ImportedRow]:

@@ -12,7 +12,7 @@ from bench.imports.detect import decoded, recognised
 from bench.imports.reading import Reading
 from bench.imports.row import ImportedRow
 from bench.record import verdict
-from bench.store import imported_path, locked, write_imported
+from bench.store import write_imported
 
 LARGEST_BYTES = 2**28
 LONGEST_REASON = 500
@@ -115,13 +115,8 @@ def import_files(paths: Iterable[Path], run: Path) -> tuple[int, int]:
         found += read
         wrong += refused
     unique = {row.row_id: row for row in reversed(found)}
-    new = []
-    if unique:
-        with locked(run):
-            new = [row for row in reversed(unique.values()) if not imported_path(run, row.row_id).exists()]
-            for row in new:
-                write_imported(run, row)
+    new = sum(write_imported(run, row) for row in unique.values())
     if wrong:
         kept = f"\n{len(unique)} other rows are in {run}" if unique else ""
         raise ImportedFileError("\n".join(wrong) + kept)
-    return len(new), len(unique) - len(new)
+    return new, len(unique) - new

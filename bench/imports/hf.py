@@ -112,14 +112,8 @@ def state(data: Mapping[str, Any]) -> Reading:
     broken = [whole(entry.get("step")) or "?" for entry in logged if not number(entry["loss"])]
     findings = [*_speed_findings(metrics), *refused, *also_refused]
     if broken:
-        findings.append(
-            Finding(
-                check="imported",
-                verdict="suspect",
-                text=f"{len(broken)} of {len(logged)} logged losses are 0 or not a number, first at step {broken[0]}",
-                affects="training",
-            )
-        )
+        text = f"{len(broken)} of {len(logged)} logged losses are 0 or not a number, first at step {broken[0]}"
+        findings.append(suspect(text, "training"))
     return Reading(
         "HF trainer state",
         more + figures,

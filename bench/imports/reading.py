@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from bench.imports.row import Given, Kind, Setting
 from bench.record import Finding, Status
@@ -30,9 +30,9 @@ class Reading:
     identity: str | None = None
 
 
-def suspect(text: str) -> Finding:
-    """Return the finding that a figure of this kind of file is not to be compared."""
-    return Finding(check=CHECK, verdict="suspect", text=text)
+def suspect(text: str, affects: Literal["figures", "training"] = "figures") -> Finding:
+    """Return the finding that a figure of this kind of file is not to be compared, or that its run trains otherwise."""
+    return Finding(check=CHECK, verdict="suspect", text=text, affects=affects)
 
 
 def number(value: object) -> int | float | None:

@@ -262,8 +262,15 @@ def stored(run: Path) -> ImportedRow:
 
 
 def test_a_stored_row_is_never_overwritten(tmp_path):
-    with pytest.raises(FileExistsError):
-        write_imported(tmp_path, stored(tmp_path))
+    row = stored(tmp_path)
+    assert not write_imported(tmp_path, row.model_copy(update={"source": "another"}))
+    assert read_imported(tmp_path) == [row]
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write .*; choose a folder with --results"):
+        import_files([DATA / "killed.log"], tmp_path / "file" / "run")
 
 
 @pytest.mark.parametrize(
