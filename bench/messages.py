@@ -31,7 +31,7 @@ _WAITED = re.compile(
     r"|wait timeout after \d+ ?ms|Socket Timeout|Watchdog caught collective operation timeout"
 )
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: Work\w*\(SeqNum=\d+, OpType=(\w+)")
-_RANK = re.compile(r"\bRank (\d+)\]")
+_RANK = re.compile(r"\bRank (\d{1,9})\]")
 _SHAPE = re.compile(r"OpType=(\w+), NumelIn=(\d{1,15}), NumelOut=(\d{1,15}), Timeout\(ms\)=(\d{1,12})")
 # The kernel's log, a container's, Slurm's.
 _OOM_KILL = re.compile(r"[Oo]ut of memory: Kill|\boom-kill\b|\boom_kill\b|OOMKilled")
@@ -47,7 +47,7 @@ _OPS = {
     "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all_single",
 }
-_PREFIX = re.compile(r"^\[rank(\d+)\]: ?")
+_PREFIX = re.compile(r"^\[rank(\d{1,9})\]: ?")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _TERMINATE = re.compile(r"^\s+what\(\):\s+(.*)$")
 
@@ -163,7 +163,7 @@ def ended_well(log: str) -> bool:
 
 def rank_exit(log: str) -> int | None:
     """Return the exit status of the rank that DeepSpeed's launcher saw end first; negative: its signal."""
-    found = re.search(r"exits with return code = (-?\d+)", log)
+    found = re.search(r"exits with return code = (-?\d{1,9})", log)
     return int(found[1]) if found else None
 
 

@@ -154,7 +154,8 @@ def judge_launch(
 
 def judge_log(log: str) -> tuple[Status | None, str | None]:
     """Return status and reason of a run of which only its log is left; ``None`` where the log does not say."""
-    if messages.ended_well(log):
+    waited = _watchdog(log)
+    if messages.ended_well(log) and not waited:
         return "completed", None
     raised = messages.first_exception(log)
     status = messages.status_of(raised.type, raised.message) if raised else None
@@ -168,7 +169,7 @@ def judge_log(log: str) -> tuple[Status | None, str | None]:
     killed = messages.oom_kill(log)
     if killed and name in (None, "SIGKILL"):
         return "host_oom", f"a rank was killed: {killed[:200]}"
-    if waited := _watchdog(log):
+    if waited:
         return "hang", waited
     if raised and not messages.is_lost_peer(raised.message):
         return status, said

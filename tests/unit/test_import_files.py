@@ -348,7 +348,7 @@ def test_no_bytes_crash(content):
     accepted_or_refused(content)
 
 
-NUMBERS = st.sampled_from(["nan", "inf", "-inf", "1e400", "-3", "9" * 30, "9" * 400, "", "x", "0", "7.5e+10"])
+NUMBERS = st.sampled_from(["nan", "inf", "-inf", "1e400", "-3", "9" * 30, "9" * 5000, "", "x", "0", "7.5e+10"])
 
 
 @settings(max_examples=100, deadline=None)
