@@ -5,15 +5,27 @@ import sys
 from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from bench import __version__
 from bench.errors import BenchError, ScenarioError
 
+
+class _Commands(TyperGroup):
+    """Commands of one word or two: ``run import FILE`` beside ``run SCENARIO``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # click's types are typer's own or not, by release
+        """Take the first two words for one where they name a command."""
+        two = " ".join(args[:2])
+        return super().resolve_command(ctx, [two, *args[2:]] if two in self.commands else args)
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -174,6 +186,7 @@ def run_command(
 
     Exit status: 0 when every selected cell has its answer (completed, oom, host_oom, unsupported or skipped), 1 when
     one has none (timeout, hang, crashed, silent_exit, config_error, build_error), 2 for a mistake in the input.
+    Other people's result files: zerostage run import --help.
     """
     from bench.show import show_commands, show_plan
 
@@ -210,6 +223,27 @@ def _run(scenario: Path, *, results: Path, only: list[str], fresh: bool, cpu_slo
     show_tables(run, console)
     if any(record.status not in ANSWERS for record in records):
         raise typer.Exit(1)
+
+
+@app.command("run import")
+def import_command(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Result files, or folders of them.", show_default=False)
+    ],
+    results: ResultsOption = DEFAULT_RESULTS,
+    name: Annotated[str, typer.Option(help="The run folder, new or there already, that gets the rows.")] = "imported",
+) -> None:
+    """Take other people's result files in, as rows that no measured row is compared with; print them.
+
+    HF Trainer results, DeepSpeed logs, autotuner metrics and more, told apart by their content; docs/imports.md lists
+    them and what is wrong with each. The same content is never imported twice. Exit status 2 when a file is none.
+    """
+    from bench.imports.files import import_files
+    from bench.show import show_imported
+
+    run = results / name
+    new, known = import_files(files, run)
+    show_imported(run, new, known, _console())
 
 
 @app.command("emulate")

@@ -20,6 +20,10 @@ class StoreError(BenchError):
     """A run folder or a record in it cannot be read or written."""
 
 
+class ImportedFileError(BenchError):
+    """A file of results from elsewhere is none of those that can be imported."""
+
+
 class LaunchError(BenchError):
     """Cells cannot be launched on this machine at all."""
 

@@ -31,7 +31,10 @@ _WAITED = re.compile(
     r"|wait timeout after \d+ ?ms|Socket Timeout|Watchdog caught collective operation timeout"
 )
 _WATCHDOG = re.compile(r"Watchdog caught collective operation timeout: Work\w*\(SeqNum=\d+, OpType=(\w+)")
-_RANK = re.compile(r"\bRank (\d+)\]")
+_RANK = re.compile(r"\bRank (\d{1,9})\]")
+_SHAPE = re.compile(r"OpType=(\w+), NumelIn=(\d{1,15}), NumelOut=(\d{1,15}), Timeout\(ms\)=(\d{1,12})")
+# The kernel's log, a container's, Slurm's.
+_OOM_KILL = re.compile(r"[Oo]ut of memory: Kill|\boom-kill\b|\boom_kill\b|OOMKilled")
 # c10d names its operation types; the record names the calls.
 _OPS = {
     "ALLREDUCE": "all_reduce",
@@ -44,7 +47,7 @@ _OPS = {
     "ALLTOALL": "all_to_all",
     "ALLTOALL_BASE": "all_to_all_single",
 }
-_PREFIX = re.compile(r"^\[rank(\d+)\]: ?")
+_PREFIX = re.compile(r"^\[rank(\d{1,9})\]: ?")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _TERMINATE = re.compile(r"^\s+what\(\):\s+(.*)$")
 
@@ -134,15 +137,39 @@ def watchdog(log: str) -> dict[str, list[int]]:
     return {op: sorted(ranks) for op, ranks in found.items()}
 
 
+def watchdog_shapes(log: str) -> dict[str, int]:
+    """Return the time-out of the collective that the watchdog gave up on first, and the size of its group.
+
+    An all-gather or reduce-scatter of flat tensors shows its group: one side is the group's size times the other.
+    """
+    found = _SHAPE.search(log)
+    if found is None:
+        return {}
+    few, many = sorted((int(found[2]), int(found[3])))
+    sized = found[1] in ("_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE") and few and many % few == 0
+    return {"watchdog_timeout_ms": int(found[4])} | ({"collective_group_size": many // few} if sized else {})
+
+
+def oom_kill(log: str) -> str | None:
+    """Return the line in which the kernel, a container or Slurm says that it killed for want of memory."""
+    found = _OOM_KILL.search(log)
+    return log[log.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip() if found else None
+
+
+def ended_well(log: str) -> bool:
+    """Whether DeepSpeed's launcher saw ranks end, and none of them with an error."""
+    return rank_exit(log) is None and re.search(r"Process \d+ exits successfully", log) is not None
+
+
 def rank_exit(log: str) -> int | None:
     """Return the exit status of the rank that DeepSpeed's launcher saw end first; negative: its signal."""
-    found = re.search(r"exits with return code = (-?\d+)", log)
+    found = re.search(r"exits with return code = (-?\d{1,9})", log)
     return int(found[1]) if found else None
 
 
 def allocator_flushes(log: str) -> int:
     """Return how often CUDA's caching allocator had to give everything back, as stage 3 warns (rank 0)."""
-    return sum(map(int, re.findall(r"(\d+) pytorch allocator cache flushes since last step", log)))
+    return sum(map(int, re.findall(r"(\d{1,9}) pytorch allocator cache flushes since last step", log)))
 
 
 def trace_invalidations(log: str) -> int:

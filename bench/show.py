@@ -17,7 +17,7 @@ from bench.plan import PlannedCell, plan_file, repeats, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
 from bench.stacks import INSTALLED
-from bench.store import read_manifest, read_records, record_name, row_name
+from bench.store import read_imported, read_manifest, read_records, record_name, row_name
 from bench.validity.forewarn import forewarnings
 from bench.validity.known_bad import judged_again
 
@@ -122,15 +122,15 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
 
 
 def latest_run(results: Path) -> Path:
-    """Return the run folder under ``results`` whose manifest is the newest.
+    """Return the run folder under ``results`` whose manifest, or folder of imported rows, is the newest.
 
     Raises:
         StoreError: there is none.
     """
-    manifests = sorted(results.glob("*/manifest.json"), key=lambda path: path.stat().st_mtime)
-    if not manifests:
+    found = [*results.glob("*/manifest.json"), *results.glob("*/imported")]
+    if not found:
         raise StoreError(f"{results}: no run there yet; make one with 'zerostage run scenarios/smoke.yaml'")
-    return manifests[-1].parent
+    return max(found, key=lambda path: path.stat().st_mtime).parent
 
 
 def _key(cell: dict[str, Any]) -> tuple[str, str | None]:
@@ -140,6 +140,10 @@ def _key(cell: dict[str, Any]) -> tuple[str, str | None]:
 
 def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
     """Return the manifest, and the records of the cells that it lists, in its order."""
+    if _only_imported(run):
+        raise StoreError(
+            f"{run}: it holds imported rows alone; of those there is the table of 'zerostage report {run}'"
+        )
     manifest = read_manifest(run)
     order = {_key(cell): number for number, cell in enumerate(manifest["cells"])}
     stored = [record for record in read_records(run) if (record.cell_id, record.requested_stack) in order]
@@ -149,8 +153,24 @@ def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
     return manifest, sorted(records, key=lambda record: (order[record.cell_id, record.requested_stack], record.repeat))
 
 
+def _only_imported(run: Path) -> bool:
+    return not (run / "manifest.json").exists() and bool(read_imported(run))
+
+
 def _tables(run: Path) -> tuple[list["Table"], list[str]]:
+<<<<<<< HEAD
     from bench.analysis import agreement, footers, frame, offload, tables, witnesses
+=======
+    from bench.analysis import imported
+
+    rows = read_imported(run)
+    found, notes = ([], []) if _only_imported(run) else _measured_tables(run)
+    return found + imported.table(rows), notes + imported.notes(rows)
+
+
+def _measured_tables(run: Path) -> tuple[list["Table"], list[str]]:
+    from bench.analysis import agreement, footers, frame, tables, witnesses
+>>>>>>> imports
 
     manifest, records = _rows(run)
     scenario = manifest["scenario"]
@@ -170,7 +190,10 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
 def _laid_out(table: "Table", columns: list[int]) -> RichTable:
     laid_out = RichTable(title=table.title, title_justify="left")
     for number in columns:
-        laid_out.add_column(table.header[number], justify="right" if number else "left", no_wrap=True)
+        if table.wraps:
+            laid_out.add_column(table.header[number], overflow="fold")
+        else:
+            laid_out.add_column(table.header[number], justify="right" if number else "left", no_wrap=True)
     for row in table.rows:
         laid_out.add_row(*(row[number] for number in columns))
     return laid_out
@@ -178,6 +201,8 @@ def _laid_out(table: "Table", columns: list[int]) -> RichTable:
 
 def _parts(table: "Table", console: Console) -> list[RichTable]:
     """Lay a table out; one too wide for the console is cut between GPU counts, never inside a number."""
+    if table.wraps:
+        return [_laid_out(table, list(range(len(table.header))))]
     counts = [[first, first + 1, first + 2] for first in range(1, len(table.header), 3)]
     shown: list[list[int]] = []
     for count in counts:
@@ -208,6 +233,15 @@ def _print(found: list["Table"], notes: list[str], run: Path, console: Console) 
     for note in notes:
         console.print(f"- {note}", highlight=False, markup=False)
     console.print(f"{run}", highlight=False, markup=False)
+
+
+def show_imported(run: Path, new: int, known: int, console: Console) -> None:
+    """Print the imported rows of a run folder, and how many of them an import has just added or found there."""
+    from bench.analysis import imported
+
+    rows = read_imported(run)
+    _print(imported.table(rows), imported.notes(rows), run, console)
+    console.print(f"{new} imported, {known} there already", highlight=False, markup=False)
 
 
 def show_markdown(run: Path) -> None:
@@ -254,11 +288,15 @@ def show_memory(run: Path, console: Console | None) -> None:
 
 
 def show_csv(run: Path) -> None:
-    """Print one line per record, with every column of the tidy frame."""
+    """Print one line per record, with every column of the tidy frame; imported rows have columns of their own."""
+    import pandas as pd
+
+    from bench.analysis import imported
     from bench.analysis.frame import frame
 
-    _, records = _rows(run)
-    frame(records).to_csv(sys.stdout, index=False)
+    rows = read_imported(run)
+    parts = [] if _only_imported(run) else [frame(_rows(run)[1])]
+    pd.concat([*parts, imported.frame(rows)] if rows else parts).to_csv(sys.stdout, index=False)
 
 
 def show_rerun(run: Path, name: str) -> None:

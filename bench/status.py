@@ -150,3 +150,32 @@ def judge_launch(
     if raised is not None and not (ended_by and messages.is_lost_peer(raised.message)):
         return messages.status_of(raised.type, raised.message), f"{raised.type}: {raised.message}", failure
     return "crashed", f"a rank ended without a word: {ended_by or f'exit status {exit_status}'}; see the log", None
+
+
+def judge_log(log: str) -> tuple[Status | None, str | None]:
+    """Return status and reason of a run of which only its log is left; ``None`` where the log does not say."""
+    waited = _watchdog(log)
+    if messages.ended_well(log) and not waited:
+        return "completed", None
+    raised = messages.first_exception(log)
+    status = messages.status_of(raised.type, raised.message) if raised else None
+    said = f"{raised.type}: {raised.message}" if raised else None
+    if raised and status == "oom" and messages.is_host_allocation(raised.message):
+        status = "host_oom"
+    if status in (*_SETTLED, "host_oom"):
+        return status, said
+    code = messages.rank_exit(log)
+    name = _signal_name(code) if code is not None else None
+    killed = messages.oom_kill(log)
+    if killed and name in (None, "SIGKILL"):
+        return "host_oom", f"a rank was killed: {killed[:200]}"
+    if waited:
+        return "hang", waited
+    if raised and not messages.is_lost_peer(raised.message):
+        return status, said
+    if name:
+        evidence = ", without evidence of the kernel's OOM killer" if name == "SIGKILL" else ""
+        return "crashed", f"a rank was killed by {name}{evidence}"
+    if code:
+        return "crashed", f"a rank ended with exit status {code}"
+    return status, said

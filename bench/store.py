@@ -4,6 +4,7 @@ RUN/manifest.json            the scenario, its cells, the environment
 RUN/records/<cell_id>[-<stack>]-r<repeat>.json
 RUN/logs/<cell_id>[-<stack>]-r<repeat>.log   beside it, of a row that could not be judged, .result.json
 RUN/traces/<cell_id>[-<stack>]-r<repeat>.json.gz   of an emulated row: what its last counted step ran
+RUN/imported/<row_id>.json   what a file from elsewhere says (bench.imports), never among the records
 RUN/superseded/<time>/       what a fresh run put aside; nothing is deleted
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import StoreError
+from bench.imports.row import ImportedRow, parse_row
 from bench.record import Record, parse_record
 from bench.stacks import file_part
 
@@ -111,6 +113,34 @@ def read_records(run: Path) -> list[Record]:
             raise StoreError(f"{path}: a copy of record {name}; move it away")
         records.append(record)
     return records
+
+
+def imported_path(run: Path, row_id: str) -> Path:
+    """Return where an imported row lies."""
+    return run / "imported" / f"{row_id}.json"
+
+
+def write_imported(run: Path, row: ImportedRow) -> bool:
+    """Add an imported row, and return whether it was new; an existing one is never overwritten."""
+    path = imported_path(run, row.row_id)
+    if new := not path.exists():
+        write_json(path, row.model_dump(mode="json"))
+    return new
+
+
+def read_imported(run: Path) -> list[ImportedRow]:
+    """Read all imported rows of a run folder, in the order of their sources' names.
+
+    Raises:
+        StoreError: one of them is damaged, or of a newer schema.
+    """
+    rows = []
+    for path in sorted((run / "imported").glob("*.json")):
+        try:
+            rows.append(parse_row(path.read_text(encoding="utf-8"), str(path)))
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{path}: cannot read the imported row: {error}") from None
+    return sorted(rows, key=lambda row: (row.source, row.row_id))
 
 
 def read_manifest(run: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Metric:
 class Table:
     """Text, ready to be laid out. ``group`` names the settings that all rows share, ``title`` the metric.
 
-    ``explained`` are the sentences that belong below it.
+    ``explained`` are the sentences that belong below it; ``wraps``: its cells are words, which may be folded.
     """
 
     group: str
@@ -47,6 +47,7 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     explained: list[str] = field(default_factory=list)
+    wraps: bool = False
 
 
 METRICS = (
