@@ -158,9 +158,6 @@ def _only_imported(run: Path) -> bool:
 
 
 def _tables(run: Path) -> tuple[list["Table"], list[str]]:
-<<<<<<< HEAD
-    from bench.analysis import agreement, footers, frame, offload, tables, witnesses
-=======
     from bench.analysis import imported
 
     rows = read_imported(run)
@@ -169,8 +166,7 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
 
 
 def _measured_tables(run: Path) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import agreement, footers, frame, tables, witnesses
->>>>>>> imports
+    from bench.analysis import agreement, footers, frame, offload, tables, witnesses
 
     manifest, records = _rows(run)
     scenario = manifest["scenario"]

@@ -110,9 +110,7 @@ def held(engine: Any) -> dict[str, list[torch.Tensor]]:
         "zero_buckets": buckets(engine),
         "gradients": gradients(engine),
         "offload_buffers": offload_buffers(engine),
-        "secondary_parameters": [
-            s for param in sharded for s in tensors_in(getattr(param, "ds_secondary_tensor", None))
-        ],
+        "secondary_parameters": attributes(sharded, ("ds_secondary_tensor",)),
     }
 
 

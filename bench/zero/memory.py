@@ -110,9 +110,9 @@ class RankSizes:
         """Bytes of the buffers that optimizer offload adds, on the host and on the device.
 
         Stages 1 and 2 (stage_1_and_2.py): on the host the fp32 gradient of the partition, a copy of it in the model's
-        dtype (param_buffer_of_bit16_for_cpu_offload_groups), one buffer of the largest tensor, and at stage 2, while
-        it accumulates, the whole gradients that touch the partition; on the device another buffer of the largest tensor. Stage 3
-        (stage3.py, initialize_optimizer_states): the fp32 gradients of the shards.
+        dtype (param_buffer_of_bit16_for_cpu_offload_groups), one buffer of the largest tensor, and at stage 2, while it
+        accumulates, the whole gradients that touch the partition; on the device another buffer of the largest tensor.
+        Stage 3 (stage3.py, initialize_optimizer_states): the fp32 gradients of the shards.
         """
         if self.stage == 3:
             return 4 * self.sharded, 0
@@ -231,7 +231,8 @@ def _stage_3(at: RankSizes, point: str) -> Bytes:
     """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
 
     At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
-    the output embedding; never more than the model has. ZeRO++ (hpZ) has a second shard within each node. Before the first step and inside the optimizer step, none.
+    the output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
+    ZeRO++ (hpZ) has a second shard of each parameter, one for each node.
     """
     found: Bytes = {"zero_buckets": at.bucket}
     gathered = point == "forward"

@@ -16,8 +16,8 @@ Data collectives only; control collectives (at most 8 elements) are left out. Pa
 
 Other keys (bucket sizes at stages 1 and 2, ``overlap_comm``, ``round_robin_gradients``, ``allgather_partitions``,
 ``allgather_bucket_size``, ``sub_group_size``) change no volume. There is no answer (``None``) for a model family
-without a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), for ZeRO++, and where a piece of at most 8
-elements would be reduced in a call of its own, which the measurement files under control.
+without a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), for ZeRO++, and where a piece of
+at most 8 elements would be reduced in a call of its own, which the measurement files under control.
 """
 
 from collections import Counter
