@@ -32,6 +32,11 @@ class EmulatedRank(BaseModel):
     gpu_memory_bytes: int = 80 * 2**30
     accelerator_path: Literal["cuda-like", "cpu"] = "cuda-like"
 
+    @property
+    def apart(self) -> bool:
+        """Whether the rank's host and device are told apart, as a GPU's are."""
+        return self.accelerator_path == "cuda-like"
+
 
 class Cell(BaseModel):
     """The requested settings of one row. Equal cells on any machine have equal ``cell_id``.
@@ -82,6 +87,12 @@ class Cell(BaseModel):
     def offloads_param(self) -> bool:
         """Whether parameters are kept outside the device when not in use."""
         return "offload_param" in self.zero_optimization
+
+    @property
+    def on_host(self) -> frozenset[str]:
+        """What is kept in host memory, where that is apart from the device's: ``optimizer``, ``param``."""
+        kept = {"optimizer": self.offloads_optimizer, "param": self.offloads_param}
+        return frozenset(name for name, offloaded in kept.items() if offloaded)
 
     @property
     def provenance(self) -> Literal["measured", "emulated"]:

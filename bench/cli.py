@@ -250,7 +250,9 @@ def import_command(
 def emulate_command(
     model: Annotated[str, typer.Option(help="Catalog name, local path or hub id; several with commas.")],
     gpus: Annotated[str, typer.Option(help="GPU counts, with commas: 8,64,1024.")],
-    strategy: Annotated[str, typer.Option(help="Strategies, with commas.")] = "z0,z1,z2,z3",
+    strategy: Annotated[
+        str, typer.Option(help="Strategies, with commas: names, or configuration files.")
+    ] = "z0,z1,z2,z3",
     dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     seq_length: Annotated[
         int | None,
@@ -278,13 +280,13 @@ def emulate_command(
 
     The scenario it stands for is kept as emulate.yaml in the results folder. Exit status as that of run.
     """
-    from bench.quick import numbers, words, write_scenario
+    from bench.quick import numbers, strategies, words, write_scenario
 
     path = write_scenario(
         results,
         matrix={
             "model": words(model),
-            "strategy": words(strategy),
+            "strategy": strategies(strategy),
             "world_size": numbers("--gpus", gpus),
             "dtype": dtype,
             "seq_length": seq_length,

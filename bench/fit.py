@@ -72,7 +72,7 @@ def verdict(entry: PlannedCell) -> tuple[str, float | None, float | None]:
     if device is None:
         return "no formula for this architecture: zerostage emulate", None, None
     used = device / target.gpu_memory_bytes
-    words = "fits" if used <= _SURE else "does not fit" if used > 1 else "close: emulate it"
+    words = "fits" if used <= _SURE else "does not fit" if used > 1 else "close: zerostage emulate --strategy FILE"
     ranks = min(target.gpus_per_node, entry.cell.world_size)
     return f"{words} ({used:.0%})", device, None if host is None else host * ranks
 

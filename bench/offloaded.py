@@ -14,7 +14,7 @@ def offloaded(planned: PlannedCell, ranks: list[dict[str, Any]]) -> Offload | No
         return None
     emulation, params = planned.cell.emulation, planned.params
     first = emulation.rank if emulation is not None else 0
-    apart = emulation is not None and emulation.accelerator_path == "cuda-like"
+    apart = emulation is not None and emulation.apart
     predicted = [
         offload(planned.cell, planned.config, params, number, apart=apart) if params else {}
         for number in range(first, first + len(found))

@@ -89,7 +89,7 @@ def _rank_memory(planned: PlannedCell, rank: int, found: dict[str, Any]) -> Rank
     memory, params, emulation = RankMemory.model_validate(found), planned.params, planned.cell.emulation
     if params is None:
         return memory
-    apart = emulation is not None and emulation.accelerator_path == "cuda-like"
+    apart = emulation is not None and emulation.apart
     points = [
         point.model_copy(
             update={"predicted": expected(planned.cell, planned.config, params, point.point, rank, apart=apart)}
@@ -161,6 +161,8 @@ def unjudged(planned: PlannedCell, repeat: int, *, log: Path, launch: Launch, de
 def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reason: str | None) -> Record:
     """Return the row without its metrics."""
     cell, params = planned.cell, planned.params
+    apart = device == "cuda" if cell.emulation is None else cell.emulation.apart
+    on_host = cell.on_host if apart else frozenset()
     return Record(
         cell_id=planned.cell_id,
         repeat=repeat,
@@ -176,7 +178,7 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
         ds_config=None if STRATEGIES[cell.strategy].zero_stage is None else ds_config(cell),
         theory=params
         and Theory(
-            model_state_bytes=model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype),
+            model_state_bytes=model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype, on_host),
             comm_wire_bytes_per_step=wire_bytes_per_step(params.total, cell.strategy, cell.world_size, cell.dtype),
         ),
     )

@@ -224,7 +224,10 @@ def _planned(
     cell, reason = _cell(scenario, point, found, config, resources)
     states = None
     if params is not None:
-        states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
+        # On a CPU, all that is offloaded is in the same memory.
+        apart = resources.device != "cpu" or (cell.emulation is not None and cell.emulation.apart)
+        on_host = cell.on_host if apart else frozenset()
+        states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype, on_host)
     asked = features.Asked(
         strategy=cell.strategy,
         zero_optimization=cell.zero_optimization,

@@ -29,6 +29,14 @@ def words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
+def strategies(text: str) -> list[Any]:
+    """Return the strategies of a list such as ``z1,./ds_z3.json``: names, and files as a scenario has them."""
+    return [
+        {"config": os.path.abspath(word)} if word.endswith((".json", ".yaml", ".yml")) else word  # noqa: PTH100
+        for word in words(text)
+    ]
+
+
 def placed(model: str) -> str:
     """Return a path from where the user stands as one that holds from anywhere."""
     return os.path.abspath(model) if model.startswith(("./", "../")) else model  # noqa: PTH100

@@ -79,6 +79,11 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         lines.append(f"Not DeepSpeed's defaults: zero_optimization {settings}.")
         lines += [f"{note}." for note in ignored_notes(zero_optimization, frame["base_strategy"])]
     lines.append(_strategies(frame))
+    if "offload_host_peak_bytes" in frame:
+        lines.append(
+            "Rows with an offloaded optimizer step torch's AdamW on the CPU, as all rows do on their device; "
+            "DeepSpeedCPUAdam, which transformers puts in its place, is not measured."
+        )
     lines += _launches(frame[frame["provenance"] == "measured"])
     done = frame[(frame["status"] == "completed") & (frame["provenance"] == "measured")]
     if valid := int((done["validity"] == "valid").sum()):

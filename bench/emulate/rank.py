@@ -27,7 +27,7 @@ class EmulatedRank:
     """The rank that this process emulates, alone."""
 
     def __init__(self, cell: Cell, target: Target, emulator: Emulator, meter: StorageMeter) -> None:
-        self.apart = target.accelerator_path == "cuda-like"
+        self.apart = target.apart
         self.device = DEVICE if self.apart else HOST
         self.meter = meter
         self.backend = BACKENDS[target.accelerator_path]
@@ -69,7 +69,7 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
     assert target is not None
     if STRATEGIES[cell.strategy].zero_stage is None:
         raise NotEmulatedError("torch DDP's reducer is C++ that reads and writes memory outside the dispatcher")
-    apart = target.accelerator_path == "cuda-like"
+    apart = target.apart
     emulator, meter = Emulator(BACKENDS[target.accelerator_path], apart=apart), StorageMeter()
     rank = EmulatedRank(cell, target, emulator, meter)
     meter.allocator = rank.allocator.change

@@ -5,7 +5,7 @@ from typing import Any
 from bench.plan import PlannedCell
 from bench.record import Comm, Finding, Memory, Offload, Practice
 from bench.validity import settings, sharding
-from bench.validity.examine import predicted, same_model, steady
+from bench.validity.examine import as_read, predicted, same_model, steady
 from bench.validity.known_bad import known_bad
 
 # Values that DeepSpeed reads of a normal step: no overflow, finite norms, ranks that agree. Whoever else decides by
@@ -58,4 +58,4 @@ def examine_emulated(
     if (asked := allocator["out_of_memory_bytes"]) is not None:
         text = f"does not fit in {capacity:g} GiB: the modelled allocator finds no room for {asked / 2**20:,.1f} MiB"
         found.append(Finding(check="capacity", verdict="note", text=text))
-    return found + _guesses(result["emulated"]["guesses"])
+    return found + as_read(planned) + _guesses(result["emulated"]["guesses"])

@@ -52,6 +52,11 @@ def same_model(result: dict[str, Any], expected_params: int | None) -> list[Find
     return [Finding(check="parameter count", verdict="suspect", text=text)]
 
 
+def as_read(planned: PlannedCell) -> list[Finding]:
+    """Return how a configuration file became these settings."""
+    return [Finding(check="configuration", verdict="note", text=note) for note in planned.notes]
+
+
 def steady(result: dict[str, Any]) -> list[Finding]:
     """Return whether both counted steps moved the same, on every rank."""
     if all(rank["steady"] for rank in result["ranks"]):
@@ -99,4 +104,4 @@ def examine(planned: PlannedCell, result: dict[str, Any], evidence: Evidence) ->
         Finding(check="ignored settings", verdict="note", text=text)
         for text in ignored_keys(cell.zero_optimization, cell.strategy)
     ]
-    return compared, found
+    return compared, found + as_read(planned)

@@ -21,9 +21,20 @@ def adam_bytes_per_param(dtype: str) -> tuple[int, int, int]:
     return width, width, 8 if dtype == "fp32" else 12
 
 
-def model_state_bytes(num_params: int, strategy: str, world_size: int, dtype: str) -> float:
-    """Bytes of parameters, gradients and optimizer states on each of ``world_size`` GPUs (paper, table 1)."""
+def model_state_bytes(
+    num_params: int, strategy: str, world_size: int, dtype: str, on_host: frozenset[str] = frozenset()
+) -> float:
+    """Bytes of parameters, gradients and optimizer states on each of ``world_size`` GPUs (paper, table 1).
+
+    ``on_host``: what is offloaded (``optimizer``, ``param``) and so not on the GPU: with the optimizer states go the
+    gradients (Ren et al., "ZeRO-Offload", ATC'21, arXiv 2101.06840, section 4), with the parameters of stage 3 these
+    (Rajbhandari et al., "ZeRO-Infinity", SC'21, arXiv 2104.07857).
+    """
     params, grads, states = adam_bytes_per_param(dtype)
+    if "optimizer" in on_host:
+        grads = states = 0
+    if "param" in on_host:
+        params = 0
     shards = STRATEGIES[strategy].shards
     per_param = (
         params / (world_size if "parameters" in shards else 1)
