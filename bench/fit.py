@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -123,17 +122,18 @@ def show_fit(paths: list[Path], asked: Asked, deepspeed: str, console: Console) 
         "DeepSpeed's own code.",
         highlight=False,
     )
-    _notes(planned, console)
+    show_notes(planned, console)
 
 
-def _notes(planned: list[PlannedCell], console: Console) -> None:
+def show_notes(planned: list[PlannedCell], console: Console) -> None:
+    """Print how configuration files became what they are, each sentence once, with the files that it is about."""
     said: dict[str, list[str]] = {}
     for entry in planned:
         for note in entry.notes:
-            names: Any = said.setdefault(note, [])
+            names = said.setdefault(note, [])
             if entry.cell.strategy_name not in names:
                 names.append(entry.cell.strategy_name)
-    everywhere = {entry.cell.strategy_name for entry in planned}
+    everywhere = {entry.cell.strategy_name for entry in planned if entry.notes}
     for note, names in said.items():
         where = "all" if set(names) == everywhere and len(everywhere) > 1 else ", ".join(names)
         console.print(f"note: {note} [{where}]", highlight=False, markup=False)

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from bench import estimate
 from bench.environment import installed, resources
 from bench.errors import StoreError
+from bench.fit import show_notes
 from bench.plan import PlannedCell, plan_file, repeats, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
@@ -92,6 +93,7 @@ def show_plan(
     if to_make:
         text = f"environments to make first, once, about two minutes each: {', '.join(to_make)}"
         console.print(text, highlight=False, markup=False)
+    show_notes(chosen, console)
     for note in [*unused_rules(scenario), *forewarnings(scenario, chosen, installed(), offer.device)]:
         console.print(f"note: {note}", highlight=False, markup=False)
 
