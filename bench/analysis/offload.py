@@ -4,16 +4,18 @@ from collections.abc import Iterable
 
 from bench.analysis.tables import Table
 from bench.analysis.units import mib
-from bench.record import Record
+from bench.record import Offload, RankOffload, Record
+from bench.validity.offload import SLACK_BYTES
 
 NOTE = (
     "Offload: of the rank that holds most. On cpu, host and device are one memory: their sum is measured, and the "
     "split and what crosses between them are emulated, by the object of DeepSpeed that owns each storage. Steady: "
     "between two optimizer steps. Pinned: page-locked, without what PyTorch's allocator rounds up. To device, to host: "
-    "bytes that cross in one optimizer step. expected: by formula (bench/zero/offload.py). "
-    "RSS: resident sets of the node's ranks together, measured, Python and libraries included."
+    "bytes that cross in one optimizer step. Formula (bench/zero/offload.py): '=' where the five figures before are its "
+    "own, to 1 KiB; else the largest difference; '-' where it has none of them. RSS: resident sets of a node's ranks "
+    "together, measured, Python and libraries included."
 )
-_COLUMNS = {
+_PREDICTED = {
     "device_steady_bytes": "device, steady",
     "host_steady_bytes": "host, steady",
     "pinned_bytes": "pinned",
@@ -33,27 +35,30 @@ def node_rss_bytes(record: Record) -> int | None:
     return max(sums.values())
 
 
-def _row(record: Record) -> list[str]:
-    assert record.offload is not None
-    number = max(range(len(record.offload.ranks)), key=lambda n: record.offload.ranks[n].host_peak_bytes)  # type: ignore[union-attr]
-    rank, expected = record.offload.ranks[number], record.offload.predicted[number]
-    rss = node_rss_bytes(record)
+def _against_formula(rank: RankOffload, expected: dict[str, int]) -> str:
+    differences = [getattr(rank, name) - expected[name] for name in _PREDICTED if name in expected]
+    if not differences:
+        return "-"
+    largest = max(differences, key=abs)
+    return "=" if abs(largest) <= SLACK_BYTES else f"{largest:+,} B"
+
+
+def _row(name: str, record: Record, found: Offload) -> list[str]:
+    number = max(range(len(found.ranks)), key=lambda n: found.ranks[n].host_peak_bytes)
+    rank, rss = found.ranks[number], node_rss_bytes(record)
     cells = [mib(rank.device_peak_bytes), mib(rank.host_peak_bytes), "-" if rss is None else mib(rss)]
-    for name in _COLUMNS:
-        counted = getattr(rank, name)
-        if name in expected:
-            difference = counted - expected[name]
-            cells += [mib(counted), mib(expected[name]), f"{difference:+,} B" if difference else "="]
-        else:
-            cells += [mib(counted), "-", "-"]
-    return [record.label, *cells]
+    cells += [mib(getattr(rank, name)) for name in _PREDICTED]
+    return [name, *cells, _against_formula(rank, found.predicted[number])]
 
 
 def offload(records: Iterable[Record]) -> list[Table]:
     """Return one table over all rows that offload, each cell once; none where there is no such row."""
-    rows = {record.label + record.provenance: record for record in records if record.offload is not None}
-    if not rows:
-        return []
-    header = ["row", "device, peak", "host, peak", "RSS of a node"]
-    header += [text for title in _COLUMNS.values() for text in (title, "expected", "diff")]
-    return [Table("Offload", "Host and device memory, and what crosses", header, [_row(r) for r in rows.values()])]
+    rows: dict[tuple[str, str | None], list[str]] = {}
+    for record in records:
+        if record.offload is not None:
+            cell = record.cell
+            parts = (cell.model_name, cell.strategy_name, f"N={cell.world_size}", record.requested_stack)
+            name = " ".join([*filter(None, parts), *(["emulated"] if cell.emulation is not None else [])])
+            rows.setdefault((record.cell_id, record.requested_stack), _row(name, record, record.offload))
+    header = ["row", "device, peak", "host, peak", "RSS of a node", *_PREDICTED.values(), "formula"]
+    return [Table("Offload", "Host and device memory, and what crosses", header, [*rows.values()])] if rows else []

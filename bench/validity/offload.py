@@ -4,7 +4,7 @@ from bench.record import Finding, Offload
 
 _CHECK = "offload"
 # Flags, norms and step counters: a few bytes per tensor.
-_SLACK_BYTES = 1024
+SLACK_BYTES = 1024
 
 
 def check(found: Offload | None, first_rank: int = 0) -> list[Finding]:
@@ -15,7 +15,7 @@ def check(found: Offload | None, first_rank: int = 0) -> list[Finding]:
         f"rank {number}: {name} {value:,}, expected {expected[name]:,}"
         for number, (rank, expected) in enumerate(zip(found.ranks, found.predicted, strict=True), first_rank)
         for name, value in rank
-        if name in expected and abs(value - expected[name]) > _SLACK_BYTES
+        if name in expected and abs(value - expected[name]) > SLACK_BYTES
     ]
     if not words:
         return []
