@@ -11,8 +11,8 @@ NOTE = (
     "Offload: of the rank that holds most. On cpu, host and device are one memory: their sum is measured, and the "
     "split and what crosses between them are emulated, by the object of DeepSpeed that owns each storage. Steady: "
     "between two optimizer steps. Pinned: page-locked, without what PyTorch's allocator rounds up. To device, to host: "
-    "bytes that cross in one optimizer step. Formula (bench/zero/offload.py): '=' where the five figures before are its "
-    "own, to 1 KiB; else the largest difference; '-' where it has none of them. RSS: resident sets of a node's ranks "
+    "bytes that cross in one optimizer step. Formula (bench/zero/offload.py): '=' where the five figures before it are "
+    "the formula's, to 1 KiB; else the largest difference; '-': no formula. RSS: resident sets of a node's ranks "
     "together, measured, Python and libraries included."
 )
 _PREDICTED = {
