@@ -52,8 +52,8 @@ class StorageMeter(TorchDispatchMode):
     """Follow every tensor storage that an operator returns, from birth until it is freed.
 
     Storages are counted once however many tensors view them, at their full size. What a kernel allocates
-    and frees inside itself is not seen, nor are sparse tensors, memory wrapped by ``torch.frombuffer``, and a
-    storage resized behind its tensors' back. Active from before the model exists until the counting pass ends,
+    and frees inside itself is not seen, nor are sparse tensors and memory wrapped by ``torch.frombuffer``. A storage
+    that Python code resizes is (FSDP2 does so with gathered parameters, and no operator tells). Active from before the model exists until the counting pass ends,
     so nothing that lives then was born unseen.
 
     ``place`` says where the program is, as ``(phase, module)``; every birth keeps it. ``watch`` is called with
@@ -77,6 +77,23 @@ class StorageMeter(TorchDispatchMode):
         self._live = 0
         self._peak = 0
 
+    def __enter__(self) -> "StorageMeter":
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def seen(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self._sizes:
+                self._see(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: Any) -> Any:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        return super().__exit__(*exc)  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -99,16 +116,16 @@ class StorageMeter(TorchDispatchMode):
         """See what an operator returned."""
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
-                self._see(leaf.untyped_storage(), func)
+                self._see(leaf.untyped_storage(), func._schema.name)
 
-    def _see(self, storage: torch.UntypedStorage, func: Any) -> None:
+    def _see(self, storage: torch.UntypedStorage, op: str = "") -> None:
         key, size = storage._cdata, storage.nbytes()
         known = self._sizes.get(key)
         if known == size:
             return
         if known is None:
             self._refs[key] = weakref.ref(storage, partial(self._free, key))
-            self._births[key] = Birth(self._born, *self.place(), func._schema.name)
+            self._births[key] = Birth(self._born, *self.place(), op)
             self._born += 1
         self._sizes[key] = size
         self._live += size - (known or 0)
