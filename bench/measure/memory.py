@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from bench.measure.storage_log import Birth, StorageLog
@@ -53,8 +53,8 @@ class StorageMeter(TorchDispatchMode):
 
     Storages are counted once however many tensors view them, at their full size. What a kernel allocates
     and frees inside itself is not seen, nor are sparse tensors and memory wrapped by ``torch.frombuffer``. A storage
-    that Python code resizes is (FSDP2 does so with gathered parameters, and no operator tells). Active from before the model exists until the counting pass ends,
-    so nothing that lives then was born unseen.
+    that Python code resizes is: FSDP2 does so with gathered parameters, and no operator tells. Active from before the
+    model exists until the counting pass ends, so nothing that lives then was born unseen.
 
     ``place`` says where the program is, as ``(phase, module)``; every birth keeps it. ``watch`` is called with
     the name and the arguments of each ``c10d`` operator before it runs. Between ``begin_log`` and ``end_log``
@@ -80,7 +80,7 @@ class StorageMeter(TorchDispatchMode):
     def __enter__(self) -> "StorageMeter":
         self._resize = resize = torch.UntypedStorage.resize_
 
-        def seen(storage: torch.UntypedStorage, size: int) -> Any:
+        def seen(storage: Any, size: int) -> Any:
             result = resize(storage, size)
             if storage._cdata in self._sizes:
                 self._see(storage)
@@ -116,7 +116,11 @@ class StorageMeter(TorchDispatchMode):
         """See what an operator returned."""
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
-                self._see(leaf.untyped_storage(), func._schema.name)
+                # A DTensor's own storage is as large as the whole tensor and has no memory; its shard's has.
+                if is_traceable_wrapper_subclass(leaf):
+                    self.after(func, [getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+                else:
+                    self._see(leaf.untyped_storage(), func._schema.name)
 
     def _see(self, storage: torch.UntypedStorage, op: str = "") -> None:
         key, size = storage._cdata, storage.nbytes()

@@ -36,7 +36,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a DTensor, without padding; any other tensor as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor  # type: ignore[no-any-return]
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class FSDP2Engine(TorchEngine):
@@ -77,7 +77,8 @@ class FSDP2Engine(TorchEngine):
 
         Read from attributes of torch 2.13; empty where a release has others.
         """
-        states = [module._get_fsdp_state() for module in self.module.modules() if hasattr(module, "_get_fsdp_state")]
+        modules: list[Any] = [module for module in self.module.modules() if hasattr(module, "_get_fsdp_state")]
+        states = [module._get_fsdp_state() for module in modules]
         groups = [group for state in states for group in getattr(state, "_fsdp_param_groups", ())]
         params = [param for group in groups for param in getattr(group, "fsdp_params", ())]
         return [tensor for param in params for tensor in getattr(param, "all_gather_outputs", ())]

@@ -125,7 +125,7 @@ HPZ_KEY = "zero_hpz_partition_size"
 
 
 def zero_keys(strategy: str) -> frozenset[str]:
-    """Return a scenario's ``zero_optimization`` keys that can matter to ``strategy`` (none without DeepSpeed and for stage 0)."""
+    """Return a scenario's ``zero_optimization`` keys that can matter to ``strategy`` (none without a stage above 0)."""
     stage = STRATEGIES[strategy].zero_stage
     if not stage:
         return frozenset()

@@ -107,7 +107,7 @@ def test_axis_at_top_level_is_sent_under_matrix(file: Path, axis: str) -> None:
 def test_unknown_strategy(file: Path, where: str) -> None:
     message = refusal(file, where % "zero2")
     assert "unknown strategy 'zero2'" in message
-    assert "valid: ddp, z0, z1, z1-bf16-optimizer, z1-multi-rank-off, z1-offload, z2," in message
+    assert "valid: ddp, fsdp2, z0, z1, z1-bf16-optimizer, z1-multi-rank-off, z1-offload, z2," in message
     assert "did you mean 'z3'?" in refusal(file, where % "z33")
 
 
