@@ -86,7 +86,7 @@ class StorageMeter(TorchDispatchMode):
                 self._see(storage)
             return result
 
-        torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
