@@ -5,6 +5,7 @@ less memory gets a larger batch here, so the order of the strategies may be anot
 """
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import pandas as pd
@@ -87,6 +88,8 @@ def _heading(values: dict[str, Any], group: pd.DataFrame) -> str:
 def tables(frame: pd.DataFrame) -> list[Table]:
     """Return the tables of the rows whose batch was searched for; none where there are none."""
     rows = frame[frame["largest_batch"]]
+    if rows.empty:
+        return []
     found = []
     for values, group in rows.groupby(_GROUP, sort=False, dropna=False):
         names = stack_names(group)
@@ -105,12 +108,11 @@ def tables(frame: pd.DataFrame) -> list[Table]:
     return found
 
 
-def _order(rows: pd.DataFrame, column: str, *, most_first: bool) -> list[str]:
-    """Return the strategies, best first; those without the number or with one not to be shown are left out."""
+def _values(rows: pd.DataFrame, column: str) -> dict[str, float]:
+    """Return the median of each strategy, without those that have no number or one not to be shown."""
     if column not in rows:
-        return []
-    values = presentable(rows).groupby("strategy", sort=False)[column].median().dropna()
-    return list(values.sort_values(ascending=not most_first, kind="stable").index)
+        return {}
+    return presentable(rows).groupby("strategy", sort=False)[column].median().dropna().to_dict()
 
 
 # What is ordered, in words, its column, and whether more is better.
@@ -140,16 +142,18 @@ def _differs(
 ) -> str | None:
     """Return in words how two orders of the strategies that both have differ; ``None`` where they do not."""
     words, column, most_first = ordered
-    here, there = (_order(rows, column, most_first=most_first) for rows in (same, largest))
-    here, there = [name for name in here if name in there], [name for name in there if name in here]
-    if here == there:
+    here, there = _values(same, column), _values(largest, column)
+    both = [name for name in here if name in there]
+    # Equal numbers stand in no order that another could contradict.
+    if not any((here[a] - here[b]) * (there[a] - there[b]) < 0 for a, b in combinations(both, 2)):
         return None
-    timed, both = column == "tokens_per_second_per_gpu", pd.concat([same, largest])
-    doubts = ["some times are suspect"] if timed and _late(both) else []
-    doubts += ["below 3 launches: not separated"] if timed and both.groupby("cell_id").size().min() < 3 else []
+    first, second = (", ".join(sorted(both, key=values.__getitem__, reverse=most_first)) for values in (here, there))
+    timed, rows = column == "tokens_per_second_per_gpu", pd.concat([same, largest])
+    doubts = ["some times are suspect"] if timed and _late(rows) else []
+    doubts += ["below 3 launches: not separated"] if timed and rows.groupby("cell_id").size().min() < 3 else []
     return (
         f"The order of the strategies by {words} is another, {where['model']} at N={where['world_size']}"
-        f"{' emulated' if where['emulation'] else ''}: {', '.join(here)} at the same global batch "
-        f"{same['train_batch_size'].iloc[0]}; {', '.join(there)} at the largest batch that fits"
-        + (f" ({'; '.join(doubts)})." if doubts else ".")
+        f"{' emulated' if where['emulation'] else ''}: {first} at the same global batch "
+        f"{same['train_batch_size'].iloc[0]}; {second} at the largest batch that fits"
+        f"{' (' + '; '.join(doubts) + ')' if doubts else ''}."
     )

@@ -88,8 +88,8 @@ METRICS = (
         mib,
         "bytes that each rank sends per optimizer step: the collectives counted at the dispatcher (control "
         "collectives of at most 8 elements left out) under the backend's wire model. 'paper' is 2 psi (ddp to z2) "
-        "or 3 psi (z3, fsdp2) times (N-1)/N, without gradient accumulation (ZeRO paper, section 7). DeepSpeed's stages 1 "
-        "and 2 all-reduce where the paper reduce-scatters, so they move 3 psi; and gloo's reduce-scatter costs an "
+        "or 3 psi (z3, fsdp2) times (N-1)/N, without gradient accumulation (ZeRO paper, section 7). DeepSpeed's stages "
+        "1 and 2 all-reduce where the paper reduce-scatters, so they move 3 psi; and gloo's reduce-scatter costs an "
         "all-reduce",
         "theory_comm_wire_bytes_per_step",
     ),
