@@ -112,7 +112,8 @@ def _values(rows: pd.DataFrame, column: str) -> dict[str, float]:
     """Return the median of each strategy, without those that have no number or one not to be shown."""
     if column not in rows:
         return {}
-    return presentable(rows).groupby("strategy", sort=False)[column].median().dropna().to_dict()
+    medians = presentable(rows).groupby("strategy", sort=False)[column].median().dropna()
+    return {str(name): float(value) for name, value in medians.items()}
 
 
 # What is ordered, in words, its column, and whether more is better.
