@@ -80,7 +80,7 @@ class Search:
 
     def _again(self, earlier: Record) -> Record:
         size = earlier.cell.train_micro_batch_size_per_gpu
-        self.tries += earlier.batch_search
+        self.tries += [each.model_copy(update={"wall_time_s": 0.0}) for each in earlier.batch_search]  # not spent here
         row = self._whole(size)
         made = self._judge(row)
         if made.fits:
@@ -161,10 +161,12 @@ class Search:
             return size or 1
         if emulated is not None or STRATEGIES[planned.cell.strategy].zero_stage is None:
             return 1
+        # A real launch on CPU has no caching allocator, so the modelled one must not be what refuses.
+        on_cpu = self.offer.device == "cpu"
         target = EmulatedRank(
             gpus_per_node=planned.cell.world_size // planned.cell.num_nodes,
-            gpu_memory_bytes=budget,
-            accelerator_path="cpu" if self.offer.device == "cpu" else "cuda-like",
+            gpu_memory_bytes=self.offer.memory_bytes if on_cpu else budget,
+            accelerator_path="cpu" if on_cpu else "cuda-like",
         )
 
         def emulates(size: int) -> bool:
@@ -172,7 +174,7 @@ class Search:
             if record.status not in DECIDES:
                 raise _UndecidedError(record)
             # As the launches will be: exact bytes on CPU, on CUDA what the allocator holds.
-            made = judged(record, budget if self.offer.device == "cpu" else None)
+            made = judged(record, budget if on_cpu else None)
             self.tries.append(made)
             self.say(f"  {self._sentence(made)}")
             return made.fits

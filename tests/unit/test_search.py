@@ -171,6 +171,8 @@ def test_a_further_repeat_is_launched_at_the_size_that_the_first_found(tmp_path)
     assert second.sizes() == [10]
     assert second.referred == [10]
     assert row.cell == first.cell
+    assert row.batch_search[:-1] == [each.model_copy(update={"wall_time_s": 0.0}) for each in first.batch_search]
+    assert row.spent_s == row.launch.wall_time_s
     third = Launches(tmp_path, repeat=2, ends={(10, False): "oom"})
     row = third.search().row(first)
     assert (row.status, row.cell.train_micro_batch_size_per_gpu) == ("oom", 10)
