@@ -12,6 +12,7 @@ from bench.search import Search
 
 V1 = Path(__file__).parents[1] / "data" / "records" / "v1-completed.json"
 CUDA = Resources(device="cuda", slots=8, memory_bytes=2**40, shared=False)
+CPU = Resources(device="cpu", slots=8, memory_bytes=2**40, shared=True)
 RECORD = parse_record(V1.read_text(), str(V1))
 
 
@@ -24,7 +25,9 @@ def planned(strategy="fsdp2", **settings):
 class Launches:
     """Each size holds 100 bytes of the 1024 that there are; ``ends`` are statuses by (size, whether it is a try)."""
 
-    def __init__(self, run, cell=None, repeat=0, ends=None):
+    def __init__(self, run, cell=None, repeat=0, ends=None, offer=CUDA):
+        self.offer = offer
+        self.targets = []
         self.run, self.ends, self.made, self.referred, self.said = run, ends or {}, [], [], []
         self.job = Job(cell or planned(), repeat)
 
@@ -42,7 +45,8 @@ class Launches:
         ]  # fmt: skip
         emulation = None
         if job.planned.cell.emulation is not None:
-            refused = None if 100 * size <= 1024 else 100
+            self.targets.append(job.planned.cell.emulation)
+            refused = None if 100 * size <= 1024 or self.offer is CPU else 100
             model = AllocatorModel(
                 peak_allocated_bytes=1, peak_reserved_bytes=1, num_alloc_retries=0, out_of_memory_bytes=refused
             )
@@ -63,7 +67,7 @@ class Launches:
         )
 
     def search(self):
-        return Search(self.job, self.run, CUDA, self.launch, self.refer, self.said.append)
+        return Search(self.job, self.run, self.offer, self.launch, self.refer, self.said.append)
 
     def refer(self, cell):
         self.referred.append(cell.cell.train_micro_batch_size_per_gpu)
@@ -187,11 +191,16 @@ def test_the_formulas_propose_and_the_launches_decide(tmp_path):
     assert row.cell.train_micro_batch_size_per_gpu == 10
 
 
-def test_where_formulas_have_no_answer_emulation_proposes(tmp_path):
-    """Of a family without formulas; emulated, 100 bytes of each size are held too, so 10 is proposed, and right."""
+@pytest.mark.parametrize(("offer", "path", "memory"), [(CUDA, "cuda-like", 1024), (CPU, "cpu", 2**40)])
+def test_where_formulas_have_no_answer_emulation_proposes(tmp_path, offer, path, memory):
+    """Of a family without formulas; emulated, 100 bytes of each size are held too, so 10 is proposed, and right.
+
+    On CUDA by the allocator, to which the budget is the GPU; on CPU by the storages, as in the launches.
+    """
     cell = planned("z3")
-    launches = Launches(tmp_path, cell.model_copy(update={"params": None}))
+    launches = Launches(tmp_path, cell.model_copy(update={"params": None}), offer=offer)
     launches.search().row()
     parts = [part for _, part in launches.made]
     assert parts[:5] == [f"-mbs{size}-emulated" for size in (1, 2, 4, 8, 16)]
     assert launches.made[-3:] == [(10, "-mbs10"), (11, "-mbs11"), (10, "")]
+    assert {(target.accelerator_path, target.gpu_memory_bytes) for target in launches.targets} == {(path, memory)}
