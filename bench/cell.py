@@ -38,12 +38,25 @@ class EmulatedRank(BaseModel):
         return self.accelerator_path == "cuda-like"
 
 
+class BatchLimits(BaseModel):
+    """The micro batch is the largest that fits into ``memory_bytes`` of a GPU; ``at_most``: where the search ends.
+
+    ``None``: into the device's own memory, or the emulated GPU's.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    memory_bytes: int | None = None
+    at_most: int = 4096
+
+
 class Cell(BaseModel):
     """The requested settings of one row. Equal cells on any machine have equal ``cell_id``.
 
     ``strategy`` is a stage (or ddp), and ``zero_optimization`` and ``deepspeed`` hold every further key that its
     DeepSpeed configuration sets. ``name`` is what the user calls all that (``z2-offload``, the stem of a
-    configuration file); it is no setting and of no id.
+    configuration file); it is no setting and of no id. With ``largest_batch`` the micro batch is what a search finds,
+    1 before it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,6 +77,7 @@ class Cell(BaseModel):
     deepspeed: dict[str, Any] = {}
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
     emulation: EmulatedRank | None = None
+    largest_batch: BatchLimits | None = None
     seed: int = 0
     warmup_steps: int = 3
     steps: int = 10
@@ -123,7 +137,7 @@ class Cell(BaseModel):
             self.model_name,
             self.strategy_name,
             f"w{self.world_size}" + (f"n{self.num_nodes}" if self.num_nodes > 1 else ""),
-            f"mbs{self.train_micro_batch_size_per_gpu}",
+            "mbsmax" if self.largest_batch else f"mbs{self.train_micro_batch_size_per_gpu}",
             f"gas{self.gradient_accumulation_steps}",
             f"s{self.seq_length}",
             self.dtype,
@@ -139,7 +153,9 @@ class Cell(BaseModel):
 
         A field added later with a default changes no id; tests/unit/test_plan.py holds golden values.
         """
-        settings = self.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
+        # What a search finds is a result.
+        no_setting = {"name"} | ({"train_micro_batch_size_per_gpu"} if self.largest_batch else set())
+        settings = self.model_dump(mode="json", exclude_defaults=True, exclude=no_setting)
         settings |= {"model": content_key(self.model), "strategy": self.strategy}
         if self.data.path is not None:
             settings["data"]["path"] = digest(self.data.path)

@@ -31,6 +31,8 @@ ASSUMED_TFLOPS = {"cpu": 0.01, "cuda": 50.0}
 ASSUMED_STEP_S = 1.0
 # A cell that is emulated: from a second for a small model to a minute for 70B parameters on 1024 ranks.
 ASSUMED_EMULATED_S = 10.0
+# Launches of a search for the largest batch: a proposal that is right and the next size, or some more.
+ASSUMED_TRIES = 4
 # Of a store the newest rows, about 0.2 ms each, more with more ranks.
 _READ_AT_MOST = 2000
 
@@ -40,7 +42,7 @@ class Launched:
     """What a completed launch tells of later ones: seconds in all, and in the steps of counting and timed pass.
 
     ``versions`` are those that its ranks imported. An ``emulated`` one has no timed pass. ``counted_step``: an
-    instrumented step costs that many plain ones.
+    instrumented step costs that many plain ones. ``searched``: several launches, which tell nothing of others.
     """
 
     cell_id: str
@@ -56,6 +58,7 @@ class Launched:
     counted_step: float | None
     dtype: str
     tflops: float | None
+    searched: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def _launched(text: str, device: str) -> Launched | None:
         if data["status"] != "completed" or not here or data["schema_version"] > SCHEMA_VERSION:
             return None
         cell, launch, activity_s = Cell.model_construct(**data["cell"]), data["launch"], data.get("activity_s") or {}
-        wall_s = _positive(launch["wall_time_s"])
+        tries = data.get("batch_search") or []
+        wall_s = _positive(sum(each["wall_time_s"] for each in tries) if tries else launch["wall_time_s"])
         step_s = None if emulated else _positive(data["timing"]["step_time_s"])
         if wall_s is None or (step_s is None and not emulated):
             return None
@@ -119,6 +123,7 @@ def _launched(text: str, device: str) -> Launched | None:
             else counting_s / (SETTLING_STEPS + COUNTED_STEPS) / step_s,
             dtype=str(cell.dtype),
             tflops=_positive((data.get("throughput") or {}).get("tflops_per_gpu")),
+            searched=bool(tries),
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
@@ -164,9 +169,11 @@ def history(results: Path, device: str) -> History:
         versions={"python": platform.python_version(), **installed()},
         runs=runs,
         outside_s=_medians(
-            (each.isolation, max(0.0, each.wall_s - each.steps_s)) for each in found if not each.emulated
+            (each.isolation, max(0.0, each.wall_s - each.steps_s))
+            for each in found
+            if not each.emulated and not each.searched
         ),
-        emulated_s=_median(each.steps_s for each in found if each.emulated),
+        emulated_s=_median(each.steps_s for each in found if each.emulated and not each.searched),
         agents_start_s=_median(each.agents_start_s for each in found),
         tflops=_medians((each.dtype, each.tflops) for each in found),
         step_s=_median(each.step_s for each in found),
@@ -210,13 +217,20 @@ def _step_s(cell: Cell, config: dict[str, Any], ranks: int, known: History) -> f
 def seconds(planned: PlannedCell, known: History, isolation: str = "fork") -> float:
     """Return the expected wall time of one launch of a cell, in seconds; without the start of warm agents."""
     run = _closest(planned, known)[1]
+    if run is not None and run.searched:
+        return run.wall_s
     if run is not None:
         return run.wall_s if run.isolation == isolation else run.steps_s + _outside_s(known, isolation)
-    cell = planned.cell
+    return _never_ran_s(planned.cell, planned.config, known, isolation) * (
+        ASSUMED_TRIES if planned.cell.largest_batch is not None else 1
+    )
+
+
+def _never_ran_s(cell: Cell, config: dict[str, Any], known: History, isolation: str) -> float:
     if cell.emulation is not None:
         return _outside_s(known, isolation) + (ASSUMED_EMULATED_S if known.emulated_s is None else known.emulated_s)
     counting = (SETTLING_STEPS + COUNTED_STEPS) * (known.counted_step or 1.0)
-    step_s = _step_s(cell, planned.config, cell.world_size, known)
+    step_s = _step_s(cell, config, cell.world_size, known)
     return _outside_s(known, isolation) + (counting + cell.warmup_steps + cell.steps) * step_s
 
 

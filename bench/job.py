@@ -25,15 +25,16 @@ _WORKER = "bench.worker.main"
 
 @dataclass(frozen=True)
 class Job:
-    """What makes one record: a cell, and which of its repeats."""
+    """What makes one record: a cell, and which of its repeats; ``part``: what is one launch of a search for it."""
 
     planned: PlannedCell
     repeat: int
+    part: str = ""
 
     @property
     def name(self) -> str:
         """The stem of its record, log and work folder."""
-        return record_name(self.planned.cell_id, self.repeat, self.planned.stack)
+        return record_name(self.planned.cell_id, self.repeat, self.planned.stack) + self.part
 
 
 def measure(

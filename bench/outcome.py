@@ -149,6 +149,12 @@ def not_built(planned: PlannedCell, repeat: int, device: str, reason: str) -> Re
     return _blank(planned, repeat, device, "build_error", reason)
 
 
+def does_not_fit(planned: PlannedCell, record: Record, reason: str) -> Record:
+    """Return the row of a cell of which not even the smallest batch fits; ``record``: that of the smallest."""
+    row = _blank(planned, record.repeat, record.device, "oom", reason)
+    return row.model_copy(update={"launch": record.launch, "failure": record.failure})
+
+
 def unjudged(planned: PlannedCell, repeat: int, *, log: Path, launch: Launch, device: str, error: Exception) -> Record:
     """Return the row of a launch that ``outcome`` failed to judge: the fault is zerostage's, the launch stays."""
     fault = f"{type(error).__name__}: {error}"

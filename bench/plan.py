@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from bench.cell import Cell
+from bench.cell import BatchLimits, Cell
 from bench.configs.read import read_configs
 from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.models.catalog import has_experts, load_config, max_positions
 from bench.models.counts import ParamCount, count_params
-from bench.scenario import ConfigStrategy, Rule, Scenario, load_scenario
+from bench.scenario import MAX, ConfigStrategy, Rule, Scenario, load_scenario
 from bench.stacks import INSTALLED, releases
 from bench.strategy import Settled, from_file, named
 from bench.target import emulated, is_emulated
@@ -113,6 +113,8 @@ def _product(axes: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 
 def _settled(point: dict[str, Any]) -> dict[str, Any]:
     """Fill in the batch keys that follow from the others, as a rule's author sees them in the labels."""
+    if point["train_micro_batch_size_per_gpu"] == MAX:
+        return point | {"gradient_accumulation_steps": point["gradient_accumulation_steps"] or 1}
     micro = point["train_micro_batch_size_per_gpu"] * point["world_size"]
     steps = point["gradient_accumulation_steps"] or max(1, (point["train_batch_size"] or micro) // micro)
     return point | {
@@ -134,6 +136,11 @@ def _points(scenario: Scenario) -> Iterator[dict[str, Any]]:
 def _batch(settings: dict[str, Any]) -> str | None:
     """Return why the batch triple cannot hold, ``None`` when it can."""
     total, steps = settings["train_batch_size"], settings["gradient_accumulation_steps"]
+    if settings["train_micro_batch_size_per_gpu"] == MAX:
+        return total and (
+            f"train_batch_size {total} fixes the global batch, and train_micro_batch_size_per_gpu {MAX} searches for "
+            "one; set gradient_accumulation_steps instead"
+        )
     micro = settings["train_micro_batch_size_per_gpu"] * settings["world_size"]
     if total is None or not (total % micro or (steps is not None and steps * micro != total)):
         return None
@@ -145,6 +152,13 @@ def _batch(settings: dict[str, Any]) -> str | None:
     )
 
 
+def _limits(scenario: Scenario) -> BatchLimits:
+    asked = scenario.largest_batch
+    return BatchLimits(
+        memory_bytes=None if asked.memory_gib is None else int(asked.memory_gib * 2**30), at_most=asked.at_most
+    )
+
+
 def _cell(
     scenario: Scenario, point: dict[str, Any], found: Settled, config: dict[str, Any], resources: Resources
 ) -> tuple[Cell, str | None]:
@@ -153,12 +167,20 @@ def _cell(
     reason = _batch(settings) or found.reason
     settings |= {"gradient_accumulation_steps": _settled(settings)["gradient_accumulation_steps"]}
     del settings["stack"], settings["train_batch_size"]
+    searched = settings["train_micro_batch_size_per_gpu"] == MAX
+    if searched:
+        settings |= {"train_micro_batch_size_per_gpu": 1, "largest_batch": _limits(scenario)}
     if is_emulated(settings.pop("mode"), settings, resources.slots):
         target, impossible = emulated(scenario.emulation, settings)
         settings |= target
         reason = reason or impossible
     else:
         settings |= {"warmup_steps": scenario.warmup_steps, "steps": scenario.steps}
+        if searched and resources.device == "cpu" and scenario.largest_batch.memory_gib is None:
+            raise ScenarioError(
+                f"train_micro_batch_size_per_gpu {MAX}: on CPU a rank has no memory of its own to fill; set "
+                "largest_batch.memory_gib, the budget of a rank, or mode: emulated"
+            )
     shared = {"data": scenario.data, "optimizer": scenario.optimizer, "seed": scenario.seed}
     experts = scenario.experts_implementation if has_experts(config) else None
     return Cell(**shared | {"experts_implementation": experts} | settings), reason

@@ -135,7 +135,7 @@ class MatrixProgress:
         if record.launch is None:  # skipped, or its environment or op could not be made
             self.say(f"{record.status}: {record.label}: {record.reason}")
             return
-        self.spent_s.append(record.launch.wall_time_s if record.status == "completed" else None)
+        self.spent_s.append(record.spent_s if record.status == "completed" else None)
         self.label, self.started = "", time.monotonic()
         number = f"[{len(self.spent_s)}/{len(self.expected_s)}]"
         style = _STYLES.get(record.status, "red")

@@ -279,6 +279,25 @@ class Failure(_Model):
     requested_bytes: int | None = None
 
 
+class BatchTry(_Model):
+    """A size that was looked at for ``train_micro_batch_size_per_gpu: max``, and what it said.
+
+    ``how``: ``predicted`` by the formulas of bench.zero.memory, ``emulated``, or ``measured``; only sizes that were
+    tried as the row's ``provenance`` says decide, the others propose where to begin. ``peak_bytes`` is what was held
+    against the budget (docs/largest-batch.md), ``phase`` where memory was highest, ``reason`` set where it does not
+    fit.
+    """
+
+    train_micro_batch_size_per_gpu: int
+    how: Literal["predicted", "emulated", "measured"]
+    status: Status
+    fits: bool
+    peak_bytes: int | None = None
+    phase: str | None = None
+    reason: str | None = None
+    wall_time_s: float = 0.0
+
+
 class AllocatorModel(_Model):
     """Modelled, not counted: what PyTorch's CUDA caching allocator would make of the storages of an emulated rank.
 
@@ -361,6 +380,12 @@ class Record(_Model):
     emulation: Emulation | None = None
     failure: Failure | None = None
     launch: Launch | None = None
+    batch_search: list[BatchTry] = []
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds that the launches of this row took, those of a search for its batch included; 0 without one."""
+        return sum(each.wall_time_s for each in self.batch_search) or (self.launch.wall_time_s if self.launch else 0.0)
 
 
 def verdict(findings: list[Finding]) -> Validity:

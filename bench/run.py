@@ -1,6 +1,7 @@
 """The matrix, end to end: what is left to measure, cell by cell, each one a record when it ends."""
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +23,7 @@ from bench.plan import PlannedCell, Resources, plan_file, repeats, select, unuse
 from bench.progress import MatrixProgress, duration, spinner
 from bench.record import Record
 from bench.scenario import Scenario
+from bench.search import Search
 from bench.store import (
     MANIFEST_VERSION,
     locked,
@@ -56,6 +58,11 @@ def _check_stack(run: Path, stack: dict[str, Any], leaving: set[str]) -> None:
             f"{run}: its rows were measured with another stack ({'; '.join(changed)}); start over with --fresh and "
             "without --only, which keeps the old rows aside, or choose another folder with --results"
         )
+
+
+def _other_stack(run: Path, stack: dict[str, Any]) -> bool:
+    """Whether the run folder was last written by another stack, of which no search goes on."""
+    return (run / "manifest.json").exists() and read_manifest(run)["environment"]["stack"] != stack
 
 
 def _settled(job: Job, records: dict[str, Record]) -> bool:
@@ -126,6 +133,8 @@ def run_matrix(
         jobs = _jobs(scenario, chosen)
         leaving = {job.name for job in jobs} if fresh else set()
         _check_stack(run, env["stack"], leaving)
+        if fresh or _other_stack(run, env["stack"]):
+            shutil.rmtree(run / "searches", ignore_errors=True)
         if moved := supersede(run, leaving):
             console.print(f"{moved} earlier rows put aside in {run / 'superseded'}")
         records = {record_name(r.cell_id, r.repeat, r.requested_stack): r for r in read_records(run)}
@@ -148,8 +157,9 @@ def run_matrix(
             if ranks.one_at_a_time:
                 pending = _by_stack(pending)
             first = next((job.repeat for job in wanted if job.planned.stack is None), 0)
-            _make_references(run, can_start, offer, scenario.timeout_s, known, ranks, first, console)
-            for record in _measured(pending, scenario, run, hosts, offer.device, known, ranks, console):
+            plain = [planned for planned in can_start if planned.cell.largest_batch is None]
+            _make_references(run, plain, offer, scenario.timeout_s, known, ranks, first, console)
+            for record in _measured(pending, scenario, run, hosts, offer, records, known, ranks, console):
                 records[record_name(record.cell_id, record.repeat, record.requested_stack)] = record
         with contextlib.suppress(OSError):
             (run / "work").rmdir()
@@ -167,17 +177,23 @@ def _measured(
     scenario: Scenario,
     run: Path,
     hosts: dict[str | None, Host],
-    device: str,
+    offer: Resources,
+    records: dict[str, Record],
     known: estimate.History,
     ranks: WarmRanks,
     console: Console,
 ) -> Iterator[Record]:
-    """Yield the row of every job, in order, once it is on disk and shown."""
+    """Yield the row of every job, in order, once it is on disk and shown.
+
+    ``records``: those that are there, by name.
+    """
+    device = offer.device
     launches = [job for job in jobs if job.planned.refused is None and obstacle(job.planned, hosts) is None]
     expected_s, starts_s = _expected(launches, known, ranks)
     is_known = [estimate.is_known(job.planned, known) for job in launches]
     with MatrixProgress(console, expected_s, starts_s=starts_s, known=is_known) as progress:
         for job in jobs:
+            search = None
             if job.planned.refused is not None:
                 record = refused(job.planned, job.repeat, device)
             elif reason := obstacle(job.planned, hosts):
@@ -190,20 +206,55 @@ def _measured(
                     expected_s, starts_s = _expected(launches, known, ranks)
                     progress.expected_s[done:], progress.starts_s[done:] = expected_s[done:], starts_s[done:]
                 progress.begin(f"{job.planned.label}-r{job.repeat}")
-                record = measure(
-                    job,
-                    run,
-                    hosts[job.planned.stack],
-                    device,
-                    agents,
-                    timeout_s=scenario.timeout_s,
-                    say=progress.say,
-                    on_tick=progress.tick,
-                )
+
+                def launch(job: Job) -> Record:
+                    return measure(
+                        job,
+                        run,
+                        hosts[job.planned.stack],
+                        device,
+                        ranks.ready(job.planned.stack, job.repeat, progress.say, progress.tick),
+                        timeout_s=scenario.timeout_s,
+                        say=progress.say,
+                        on_tick=progress.tick,
+                    )
+
+                if job.planned.cell.largest_batch is None:
+                    record = launch(job)
+                else:
+                    refer = partial(_refer, job.repeat, run, offer, scenario, ranks, progress)
+                    search = Search(job, run, offer, launch, refer, progress.say)
+                    record = search.row(_earlier(job, records))
             # On disk before it is on the screen: a pipe that closed must not cost the row.
             write_record(run, record)
+            if search is not None:
+                search.forget()
             progress.end(record)
             yield record
+
+
+def _earlier(job: Job, records: dict[str, Record]) -> Record | None:
+    """Return the first repeat's row of a cell, if that found a size: its repeats are launched at one size."""
+    first = records.get(Job(job.planned, 0).name) if job.repeat else None
+    return first if first is not None and first.status == "completed" else None
+
+
+def _refer(
+    repeat: int,
+    run: Path,
+    offer: Resources,
+    scenario: Scenario,
+    ranks: WarmRanks,
+    progress: MatrixProgress,
+    planned: PlannedCell,
+) -> None:
+    """Run the references of a cell whose batch has only now been found."""
+
+    def start(path: Path, log: Path, timeout_s: float) -> Exit:
+        agents = ranks.ready(None, repeat, progress.say, progress.tick)
+        return compute_references(path, run, offer.device, agents, log=log, timeout_s=timeout_s, on_tick=progress.tick)
+
+    references.make(run, references.missing(run, [planned], offer), start, scenario.timeout_s)
 
 
 def _expected(launches: list[Job], known: estimate.History, ranks: WarmRanks) -> tuple[list[float], list[float]]:

@@ -16,6 +16,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticKnownError
 
 from bench import stacks
 from bench.errors import ScenarioError, nearest
@@ -91,6 +92,21 @@ def _known_zero_keys(section: Any) -> Any:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in section.items()}
 
 
+MAX = "max"
+
+
+def _micro_batch(value: Any) -> int | str:
+    if value == MAX:
+        return MAX
+    if isinstance(value, str) and not value.isdigit():
+        raise ValueError(f"a whole number is needed, or {MAX}{nearest(value, [MAX])} (got {_shown(value)})")
+    if type(value) is not int:
+        raise PydanticKnownError("int_type")
+    if value < 1:
+        raise PydanticKnownError("greater_than", {"gt": 0})
+    return value
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -111,6 +127,8 @@ ZeroOptimization = Annotated[dict[str, bool | int | tuple[bool | int, ...]], Bef
 
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], BeforeValidator(_one_or_more), Field(min_length=1)]
+# max: the largest that fits is searched for, cell by cell (LargestBatch).
+MicroBatch = Annotated[Any, BeforeValidator(_micro_batch)]
 SeqLength = Annotated[int, Field(ge=2)]  # a sequence of one token has no next token to predict
 # auto: measured where this machine has the slots, emulated beyond them.
 Mode = Literal["measured", "emulated", "auto"]
@@ -123,7 +141,7 @@ class Matrix(_Model):
     strategy: Axis[StrategyItem]
     world_size: Axis[PositiveInt] = (1,)
     num_nodes: Axis[PositiveInt] = (1,)
-    train_micro_batch_size_per_gpu: Axis[PositiveInt] = (1,)
+    train_micro_batch_size_per_gpu: Axis[MicroBatch] = (1,)
     gradient_accumulation_steps: Axis[PositiveInt] | None = None
     train_batch_size: Axis[PositiveInt] | None = None
     seq_length: Axis[SeqLength] = (128,)
@@ -140,7 +158,7 @@ class Rule(_Model):
     strategy: Axis[StrategyItem] | None = None
     world_size: Axis[PositiveInt] | None = None
     num_nodes: Axis[PositiveInt] | None = None
-    train_micro_batch_size_per_gpu: Axis[PositiveInt] | None = None
+    train_micro_batch_size_per_gpu: Axis[MicroBatch] | None = None
     gradient_accumulation_steps: Axis[PositiveInt] | None = None
     train_batch_size: Axis[PositiveInt] | None = None
     seq_length: Axis[SeqLength] | None = None
@@ -214,6 +232,17 @@ class Emulation(_Model):
     accelerator_path: Literal["cuda-like", "cpu"] = "cuda-like"
 
 
+class LargestBatch(_Model):
+    """Where the search of ``train_micro_batch_size_per_gpu: max`` ends: the memory of a GPU, and a size.
+
+    Without ``memory_gib`` it is the device's own, or the emulated GPU's; on CPU, where ranks share what the machine
+    has, it must be given.
+    """
+
+    memory_gib: Annotated[PositiveFloat, Field(allow_inf_nan=False)] | None = None
+    at_most: PositiveInt = 4096
+
+
 class Scenario(_Model):
     """A scenario file: the matrix, and the settings that all its cells share."""
 
@@ -227,6 +256,7 @@ class Scenario(_Model):
     zero_optimization: ZeroOptimization = Field(default={}, validate_default=False)
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
     emulation: Emulation = Emulation()
+    largest_batch: LargestBatch = LargestBatch()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_steps: PositiveInt = 3
     steps: PositiveInt = 10
@@ -285,6 +315,7 @@ def _describe(error: Any) -> str:
             "data": Data,
             "optimizer": Optimizer,
             "emulation": Emulation,
+            "largest_batch": LargestBatch,
         }
         fields = (owner[steps[0]] if len(steps) > 1 else Scenario).model_fields
         elsewhere = " (an axis: it belongs under 'matrix')" if len(steps) == 1 and key in Matrix.model_fields else ""

@@ -62,6 +62,7 @@ def show_plan(
         params = "?" if entry.params is None else f"{entry.params.total:,}"
         words = done.get(row_name(entry.cell_id, entry.stack), [])
         waiting = "run" if entry.cell.emulation is None else "emulate"
+        waiting += " (search)" if entry.cell.largest_batch is not None else ""
         verdict = ": ".join(entry.refused) if entry.refused else ", ".join(words) or waiting
         table.add_row(entry.cell_id, entry.label, params, _gib(entry.model_state_bytes), verdict)
     console.print(table)
@@ -168,13 +169,13 @@ def _tables(run: Path) -> tuple[list["Table"], list[str]]:
 
 
 def _measured_tables(run: Path) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import agreement, footers, frame, offload, tables, witnesses
+    from bench.analysis import agreement, footers, frame, largest, offload, tables, witnesses
 
     manifest, records = _rows(run)
     scenario = manifest["scenario"]
     fixed_total = "train_batch_size" in scenario["matrix"]
     data = frame.frame(records)
-    notes = footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
+    notes = largest.notes(data) + footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
     # Manifests of earlier releases have only cells that are repeated alike.
     expected = sum(cell.get("repeats", scenario["repeat"]) for cell in manifest["cells"])
     if len(records) < expected:
@@ -182,7 +183,8 @@ def _measured_tables(run: Path) -> tuple[list["Table"], list[str]]:
     key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
     beside, kept = agreement.agreement(records), offload.offload(records)
     notes += ([offload.NOTE] if kept else []) + ([agreement.NOTE] if beside else [])
-    return tables.tables(data, key, records) + kept + beside, notes
+    compared = tables.tables(data[~data["largest_batch"]], key, records) + largest.tables(data)
+    return compared + kept + beside, notes
 
 
 def _laid_out(table: "Table", columns: list[int]) -> RichTable:

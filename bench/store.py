@@ -5,6 +5,7 @@ RUN/records/<cell_id>[-<stack>]-r<repeat>.json
 RUN/logs/<cell_id>[-<stack>]-r<repeat>.log   beside it, of a row that could not be judged, .result.json
 RUN/traces/<cell_id>[-<stack>]-r<repeat>.json.gz   of an emulated row: what its last counted step ran
 RUN/imported/<row_id>.json   what a file from elsewhere says (bench.imports), never among the records
+RUN/searches/<job>/          what an unfinished search for the largest batch has found (bench.search)
 RUN/superseded/<time>/       what a fresh run put aside; nothing is deleted
 """
 

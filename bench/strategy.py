@@ -6,7 +6,7 @@ from typing import Any
 from bench.configs.read import ConfigFile
 from bench.configs.resolve import Context, resolve
 from bench.models.catalog import hidden_size
-from bench.scenario import Scenario
+from bench.scenario import MAX, Scenario
 from bench.zero.stages import HPZ, HPZ_KEY, VARIANTS, zero_keys
 
 
@@ -66,6 +66,7 @@ def from_file(
     """
     asked = scenario.matrix.model_fields_set
     given = {key: point[key] if key in asked else file.settings.get(key) for key in point}
+    searched = given["train_micro_batch_size_per_gpu"] == MAX
     optimizer = {key: file.settings.get(key, getattr(scenario.optimizer, key)) for key in _OPTIMIZER}
     found = resolve(
         file,
@@ -73,7 +74,8 @@ def from_file(
             hidden_size=hidden_size(config),
             world_size=point["world_size"],
             dtype=given["dtype"],
-            train_micro_batch_size_per_gpu=given["train_micro_batch_size_per_gpu"],
+            # What is searched for later does not matter to the rest of a configuration.
+            train_micro_batch_size_per_gpu=1 if searched else given["train_micro_batch_size_per_gpu"],
             gradient_accumulation_steps=given["gradient_accumulation_steps"],
             train_batch_size=given["train_batch_size"],
             deepspeed=deepspeed,
@@ -81,7 +83,11 @@ def from_file(
         ),
     )
     settings = {
-        **{key: value for key, value in found.settings.items() if value is not None},
+        **{
+            key: value
+            for key, value in found.settings.items()
+            if value is not None and not (searched and key == "train_micro_batch_size_per_gpu" and value == 1)
+        },
         "strategy": found.strategy,
         "name": file.name,
         "zero_optimization": dict(sorted(found.zero_optimization.items())),

@@ -63,7 +63,8 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
     lines = [f"{metric.title}: {metric.definition}." for metric in metrics_of(frame)]
     lines.append(
         f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N. "
-        "Rows of one N have one global batch."
+        "Rows of one N have one global batch"
+        + (", but at the largest that fits." if frame["largest_batch"].any() else ".")
     )
     lines += stack_notes(frame, BASELINE)
     lines += _provenance(frame)

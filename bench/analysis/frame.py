@@ -35,6 +35,25 @@ def _emulated(cell: Cell) -> str:
     )
 
 
+def _batch_search(record: Record) -> dict[str, Any]:
+    """Return what a search for the largest batch came to; in a row of another kind, that there was none."""
+    asked = record.cell.largest_batch
+    if asked is None:
+        return {"largest_batch": False}
+    deciding = [each for each in record.batch_search if each.how == record.provenance]
+    refused = [each for each in deciding if not each.fits]
+    smallest = min(refused, key=lambda each: each.train_micro_batch_size_per_gpu, default=None)
+    return {
+        "largest_batch": True,
+        "batch_budget_bytes": asked.memory_bytes,
+        "batch_at_most": asked.at_most,
+        "batch_tries": len(record.batch_search),
+        "batch_fails_at": smallest and smallest.train_micro_batch_size_per_gpu,
+        "batch_fails_in": smallest and smallest.phase,
+        "batch_fails_for": smallest and smallest.reason,
+    }
+
+
 def _row(record: Record) -> dict[str, Any]:
     cell, emulation = record.cell, record.cell.emulation
     row: dict[str, Any] = {
@@ -102,10 +121,13 @@ def _row(record: Record) -> dict[str, Any]:
         row["flops_per_step"] = record.emulation.flops_per_step
     if record.comm:
         row |= record.comm.model_dump(exclude={"collectives", "comm_bytes_per_step_by_rank"})
+        sent, tokens = record.comm.comm_wire_bytes_per_step, record.train_batch_size * cell.seq_length / cell.world_size
+        row["sent_bytes_per_token"] = None if sent is None else sent / tokens
     if record.parity:
         row["parity_reference"] = record.parity.reference
         row["parity_loss_difference"] = record.parity.worst_loss_difference
         row["parity_grad_norm_difference"] = record.parity.worst_grad_norm_difference
+    row |= _batch_search(record)
     if record.losses:
         row["final_loss"] = record.losses[-1]
     return row

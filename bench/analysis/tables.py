@@ -89,8 +89,8 @@ METRICS = (
         mib,
         "bytes that each rank sends per optimizer step: the collectives counted at the dispatcher (control "
         "collectives of at most 8 elements left out) under the backend's wire model. 'paper' is 2 psi (ddp to z2) "
-        "or 3 psi (z3) times (N-1)/N, without gradient accumulation (ZeRO paper, section 7). DeepSpeed's stages 1 "
-        "and 2 all-reduce where the paper reduce-scatters, so they move 3 psi; and gloo's reduce-scatter costs an "
+        "or 3 psi (z3, fsdp2) times (N-1)/N, without gradient accumulation (ZeRO paper, section 7). DeepSpeed's stages "
+        "1 and 2 all-reduce where the paper reduce-scatters, so they move 3 psi; and gloo's reduce-scatter costs an "
         "all-reduce",
         "theory_comm_wire_bytes_per_step",
     ),
@@ -105,7 +105,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(found, key=lambda name: place.get(name, len(known)))
 
 
-def _good(rows: pd.DataFrame) -> pd.DataFrame:
+def presentable(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows whose numbers may be shown: completed, and not known to be wrong."""
     return rows[(rows["status"] == "completed") & (rows["validity"] != "invalid")]
 
@@ -130,7 +130,7 @@ def _mark(metric: Metric, good: pd.DataFrame) -> str:
 def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[str]:
     """Return number (or word), ratio to the baseline, and the metric's third column, for one cell's repeats."""
     assert rows["cell_id"].nunique() <= 1, "different cells are never combined"
-    good, bad = _good(rows), rows.drop(_good(rows).index)
+    good, bad = presentable(rows), rows.drop(presentable(rows).index)
     # A row that is completed and yet not good is invalid; that is the word for it.
     words = "/".join(dict.fromkeys(bad["status"].replace("completed", "invalid"))) or "not run"
     value = _combined(good, metric.column)
@@ -164,7 +164,7 @@ def _table(metric: Metric, title: str, group: pd.DataFrame, explained: list[str]
             row = [f"{strategy} {stack}" if stacked else strategy]
             for n in counts:
                 column = group[(group["world_size"] == n) & (names == stack)]
-                first = _good(column[column["strategy"] == baseline])
+                first = presentable(column[column["strategy"] == baseline])
                 row += _entry(metric, column[column["strategy"] == strategy], first)
             rows.append(row)
     return Table(title, f"{metric.title} ({metric.unit})", header, rows, explained)

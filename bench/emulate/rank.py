@@ -17,10 +17,15 @@ from bench.emulate.shapes import NotEmulatedError
 from bench.emulate.trace import Trace
 from bench.measure.comm import CollectiveRecorder
 from bench.measure.memory import StorageMeter
-from bench.zero.stages import STRATEGIES
 
 # What carries the collectives where DeepSpeed's accelerator answers like this.
 BACKENDS = {"cpu": "gloo", "cuda-like": "nccl"}
+
+
+_NOT_EMULATED = {
+    "ddp": "torch DDP's reducer is C++ that reads and writes memory outside the dispatcher",
+    "fsdp2": "FSDP2 makes its process groups through a device mesh and resizes storages, which is not emulated yet",
+}
 
 
 class EmulatedRank:
@@ -67,8 +72,8 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
     """
     target = cell.emulation
     assert target is not None
-    if STRATEGIES[cell.strategy].zero_stage is None:
-        raise NotEmulatedError("torch DDP's reducer is C++ that reads and writes memory outside the dispatcher")
+    if reason := _NOT_EMULATED.get(cell.strategy):
+        raise NotEmulatedError(reason)
     apart = target.apart
     emulator, meter = Emulator(BACKENDS[target.accelerator_path], apart=apart), StorageMeter()
     rank = EmulatedRank(cell, target, emulator, meter)

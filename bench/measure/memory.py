@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from bench.measure.places import host_kind
@@ -57,9 +57,9 @@ class StorageMeter(TorchDispatchMode):
     """Follow every tensor storage that an operator returns, from birth until it is freed.
 
     Storages are counted once however many tensors view them, at their full size. What a kernel allocates
-    and frees inside itself is not seen, nor are sparse tensors, memory wrapped by ``torch.frombuffer``, and a
-    storage resized behind its tensors' back. Active from before the model exists until the counting pass ends,
-    so nothing that lives then was born unseen.
+    and frees inside itself is not seen, nor are sparse tensors and memory wrapped by ``torch.frombuffer``. A storage
+    that Python code resizes is: FSDP2 does so with gathered parameters, and no operator tells. Active from before the
+    model exists until the counting pass ends, so nothing that lives then was born unseen.
 
     ``place`` says where the program is, as ``(phase, module)``; every birth keeps it. ``watch`` is called with
     the name and the arguments of each ``c10d`` operator, and of each that copies, before it runs. Between
@@ -85,6 +85,23 @@ class StorageMeter(TorchDispatchMode):
         self._host_live = 0
         self._host_peak = 0
 
+    def __enter__(self) -> "StorageMeter":
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def seen(storage: Any, size: int) -> Any:
+            result = resize(storage, size)
+            if storage._cdata in self._sizes:
+                self._see(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign, assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exc: Any) -> Any:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        return super().__exit__(*exc)  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -107,16 +124,20 @@ class StorageMeter(TorchDispatchMode):
         """See what an operator returned."""
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and leaf.layout == torch.strided:
-                self._see(leaf.untyped_storage(), func)
+                # A DTensor's own storage is as large as the whole tensor and has no memory; its shard's has.
+                if is_traceable_wrapper_subclass(leaf):
+                    self.after(func, [getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]])
+                else:
+                    self._see(leaf.untyped_storage(), func._schema.name)
 
-    def _see(self, storage: torch.UntypedStorage, func: Any) -> None:
+    def _see(self, storage: torch.UntypedStorage, op: str = "") -> None:
         key, size = storage._cdata, storage.nbytes()
         known = self._sizes.get(key)
         if known == size:
             return
         if known is None:
             self._refs[key] = weakref.ref(storage, partial(self._free, key))
-            self._births[key] = Birth(self._born, *self.place(), func._schema.name, host_kind(storage))
+            self._births[key] = Birth(self._born, *self.place(), op, host_kind(storage))
             self._born += 1
         self._sizes[key] = size
         if self._births[key].host is not None:

@@ -14,11 +14,15 @@ from bench.models.counts import count_params, head_size, size, with_defaults
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; ``position`` is its place in ``model.parameters()``, which need not be the order of use."""
+    """One parameter; ``position`` is its place in ``model.parameters()``, which need not be the order of use.
+
+    ``rows``: the size of its first dimension, along which FSDP2 shards it.
+    """
 
     name: str
     numel: int
     position: int
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,21 +81,22 @@ class _Build:
     def __init__(self) -> None:
         self.made = 0
 
-    def parameter(self, name: str, numel: int) -> Parameter:
+    def parameter(self, name: str, numel: int, rows: int) -> Parameter:
         self.made += 1
-        return Parameter(name, numel, self.made - 1)
+        return Parameter(name, numel, self.made - 1, rows)
 
-    def linear(self, name: str, inputs: int, outputs: int, bias: bool) -> Module:
-        found = [self.parameter(f"{name}.weight", inputs * outputs)]
+    def linear(self, name: str, inputs: int, outputs: int, bias: bool, *, transposed: bool = False) -> Module:
+        """``transposed``: the weight is inputs x outputs, as in GPT-2's Conv1D."""
+        found = [self.parameter(f"{name}.weight", inputs * outputs, inputs if transposed else outputs)]
         if bias:
-            found.append(self.parameter(f"{name}.bias", outputs))
+            found.append(self.parameter(f"{name}.bias", outputs, outputs))
         return Module(name, tuple(found))
 
     def norm(self, name: str, width: int, bias: bool) -> Module:
         return self.linear(name, 1, width, bias)
 
     def embedding(self, name: str, rows: int, width: int) -> Module:
-        return Module(name, (self.parameter(f"{name}.weight", rows * width),), grad_input=False)
+        return Module(name, (self.parameter(f"{name}.weight", rows * width, rows),), grad_input=False)
 
 
 def _head(build: _Build, values: dict[str, Any], embedding: Module, vocab: int, width: int) -> Module:
@@ -147,9 +152,9 @@ def _experts(build: _Build, values: dict[str, Any], name: str) -> Module:
     experts, width = size(values, "num_local_experts"), size(values, "hidden_size")
     inner = size(values, "intermediate_size")
     held = (
-        build.parameter(f"{name}.gate.weight", experts * width),
-        build.parameter(f"{name}.experts.gate_up_proj", experts * 2 * inner * width),
-        build.parameter(f"{name}.experts.down_proj", experts * width * inner),
+        build.parameter(f"{name}.gate.weight", experts * width, experts),
+        build.parameter(f"{name}.experts.gate_up_proj", experts * 2 * inner * width, experts),
+        build.parameter(f"{name}.experts.down_proj", experts * width * inner, experts),
     )
     return Module(name, held, leaf=True)
 
@@ -174,8 +179,8 @@ def _gpt2_block(build: _Build, values: dict[str, Any], name: str) -> Module:
     attention = Module(
         f"{name}.attn",
         children=(
-            build.linear(f"{name}.attn.c_attn", width, 3 * width, bias=True),
-            build.linear(f"{name}.attn.c_proj", width, width, bias=True),
+            build.linear(f"{name}.attn.c_attn", width, 3 * width, bias=True, transposed=True),
+            build.linear(f"{name}.attn.c_proj", width, width, bias=True, transposed=True),
             Module(f"{name}.attn.resid_dropout", saves=dropout),
         ),
     )
@@ -183,9 +188,9 @@ def _gpt2_block(build: _Build, values: dict[str, Any], name: str) -> Module:
     mlp = Module(
         f"{name}.mlp",
         children=(
-            build.linear(f"{name}.mlp.c_fc", width, inner, bias=True),
+            build.linear(f"{name}.mlp.c_fc", width, inner, bias=True, transposed=True),
             Module(f"{name}.mlp.act"),
-            build.linear(f"{name}.mlp.c_proj", inner, width, bias=True),
+            build.linear(f"{name}.mlp.c_proj", inner, width, bias=True, transposed=True),
             Module(f"{name}.mlp.dropout", saves=dropout),
         ),
     )

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from bench.models.catalog import has_experts
-from bench.worker.ddp import DDPEngine
 from bench.worker.engine import inner_optimizer, optimizer_steps
+from bench.worker.fsdp2 import FSDP2Engine
+from bench.worker.torch_engine import TorchEngine
 
 # Attributes of the ZeRO optimizers, by DeepSpeed's key. Those of stage 3's parameter fetching live in objects below it.
 _OPTIMIZER = (
@@ -96,11 +97,12 @@ def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
 
 def effective_settings(engine: Any) -> dict[str, Any]:
     """Return the settings that ``engine`` runs with; the record keeps them beside what was asked."""
-    if isinstance(engine, DDPEngine):
+    if isinstance(engine, TorchEngine):
+        sharded = isinstance(engine, FSDP2Engine)
         return _common(engine, engine.module) | {
-            "engine": "torch DistributedDataParallel",
+            "engine": "torch fully_shard" if sharded else "torch DistributedDataParallel",
             "zero_stage": None,
-            "optimizer_wrapper": "DDPEngine" if engine.low_precision else None,
+            "optimizer_wrapper": type(engine).__name__ if engine.low_precision else None,
             "gradient_accumulation_steps": engine.gas,
             "gradient_clipping": engine.clip,
             "communication_data_type": _dtype(engine.params[0].dtype),

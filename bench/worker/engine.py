@@ -1,4 +1,4 @@
-"""A cell's training engine: DeepSpeed at stages 0 to 3, or the torch DDP baseline."""
+"""A cell's training engine: DeepSpeed at stages 0 to 3, or a baseline of torch alone, DDP or FSDP2."""
 
 import math
 from functools import partial
@@ -11,12 +11,13 @@ from torch import nn
 from bench.cell import Cell
 from bench.measure.gradients import signature, squares
 from bench.worker.ddp import DDPEngine
+from bench.worker.fsdp2 import FSDP2Engine
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import STRATEGIES
 
 
 def zero_config(cell: Cell) -> dict[str, Any] | None:
-    """Return the DeepSpeed configuration of the cell; ``None`` for the DDP baseline."""
+    """Return the DeepSpeed configuration of the cell; ``None`` where torch runs it without DeepSpeed."""
     return None if STRATEGIES[cell.strategy].zero_stage is None else ds_config(cell)
 
 
@@ -32,7 +33,7 @@ def build_engine(cell: Cell, model: nn.Module) -> Any:
     )
     config = zero_config(cell)
     if config is None:
-        return DDPEngine(
+        return (FSDP2Engine if cell.strategy == "fsdp2" else DDPEngine)(
             model,
             adamw,
             gradient_accumulation_steps=cell.gradient_accumulation_steps,
@@ -71,8 +72,12 @@ def gradient_signatures(engine: Any) -> list[tuple[float, float]] | None:
 
     All ranks must call it: where gradients are sharded, each is put together. ``None`` where this release cannot.
     """
-    if isinstance(engine, DDPEngine):
-        grads = (param.grad for param in engine.module.parameters())
+    if isinstance(engine, DDPEngine | FSDP2Engine):
+        grads = (
+            engine.whole_gradients()
+            if isinstance(engine, FSDP2Engine)
+            else [param.grad for param in engine.module.parameters()]
+        )
         return [(0.0, 0.0) if grad is None else signature(grad / engine.scale) for grad in grads]
     from deepspeed.utils import safe_get_full_grad
 

@@ -1,4 +1,4 @@
-"""The tensors that an engine holds, by what they are: read from the real objects, DeepSpeed's and DDP's.
+"""The tensors that an engine holds, by what they are: read from the real objects, DeepSpeed's, DDP's and FSDP2's.
 
 DeepSpeed's attributes are named as in 0.19.8 and, where they differ, as in older releases. An attribute that a release
 does not have holds nothing here; what it would have held then falls to another category.
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from bench.worker.fsdp2 import FSDP2Engine, local
+
 _STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__"
 _MASTERS = (
     "single_partition_of_fp32_groups",  # stages 1 and 2, BF16_Optimizer's groups below
@@ -16,7 +18,7 @@ _MASTERS = (
     "fp32_groups_flat_partition",
     "fp32_groups",
     "fp32_groups_flat",
-    "masters",  # DDPEngine
+    "masters",  # TorchEngine
 )
 _BUCKETS = ("ipg_buckets", "ipg_buffer", f"{_STAGE_3}ipg_bucket_flat_buffer")
 _OFFLOAD = (
@@ -79,7 +81,10 @@ def masters_and_moments(engine: Any) -> list[torch.Tensor]:
 
 def gradients(engine: Any) -> list[torch.Tensor]:
     """Return the gradients that are held now: those of the parameters, and the wrapper's shards of them."""
-    of_params = [param.grad for param in engine.module.parameters() if param.grad is not None]
+    params = [*engine.module.parameters()]
+    if isinstance(engine, FSDP2Engine):  # in backward the model has whole parameters in place of these
+        params += engine.shards
+    of_params = [local(param.grad) for param in params if param.grad is not None]
     return of_params + attributes(owners(engine), _GRADIENTS)
 
 
@@ -99,13 +104,14 @@ def offload_buffers(engine: Any) -> list[torch.Tensor]:
 
 def held(engine: Any) -> dict[str, list[torch.Tensor]]:
     """Return the tensors of every object that is known, by category."""
-    params = list(engine.module.parameters())
+    fsdp2 = isinstance(engine, FSDP2Engine)
+    params = engine.shards if fsdp2 else list(engine.module.parameters())
     sharded = [param for param in params if hasattr(param, "ds_tensor")]
     gathered = [param for param in sharded if not getattr(param, "ds_persist", False)]
     return {
-        "parameters": [param.ds_tensor if hasattr(param, "ds_tensor") else param.data for param in params],
+        "parameters": [param.ds_tensor if hasattr(param, "ds_tensor") else local(param.data) for param in params],
         "persisted_parameters": [param.data for param in sharded if getattr(param, "ds_persist", False)],
-        "gathered_parameters": [param.data for param in gathered],
+        "gathered_parameters": engine.gathered() if fsdp2 else [param.data for param in gathered],
         "optimizer_states": masters_and_moments(engine),
         "zero_buckets": buckets(engine),
         "gradients": gradients(engine),
@@ -143,7 +149,7 @@ def shards(engine: Any) -> dict[str, int | None]:
 def fingerprint(engine: Any) -> list[int] | None:
     """Return a sum over the bits of each parameter, equal where they are; ``None`` where ranks hold shards."""
     params = list(engine.module.parameters())
-    if any(hasattr(param, "ds_tensor") for param in params):
+    if isinstance(engine, FSDP2Engine) or any(hasattr(param, "ds_tensor") for param in params):
         return None
     integers = {2: torch.int16, 4: torch.int32}
     return [

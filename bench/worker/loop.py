@@ -16,7 +16,13 @@ from bench.measure.comm import Collective, CollectiveRecorder
 from bench.measure.gradients import Applied, AppliedGradients
 from bench.worker.composition import Composition
 from bench.worker.data import micro_batches
-from bench.worker.engine import gradient_signatures, inner_optimizer, replicated_grad_norm, reported_grad_norm
+from bench.worker.engine import (
+    gradient_signatures,
+    inner_optimizer,
+    replicated_grad_norm,
+    reported_grad_norm,
+    zero_config,
+)
 from bench.worker.holdings import shards
 from bench.worker.rank import Rank
 
@@ -87,7 +93,7 @@ class Loop:
         if not self.losses and self.cell.dtype != "fp16":
             counted.gradients = gradient_signatures(self.engine)
         # In fp32 at stage 0 nothing wraps the optimizer, and nothing reports a norm.
-        if self.engine.optimizer is inner_optimizer(self.engine):
+        if self.engine.optimizer is inner_optimizer(self.engine) and zero_config(self.cell) is not None:
             norms.append(replicated_grad_norm(self.engine))
 
     def counting_pass(self, composition: Composition | None = None) -> Counted:

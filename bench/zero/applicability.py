@@ -14,7 +14,7 @@ STAGE_0 = (
     "stage 0 has no ZeRO optimizer to read it; its gradients are all-reduced in buckets of 5e8 elements, a constant "
     "(runtime/engine.py, MEMORY_OPT_ALLREDUCE_SIZE)"
 )
-DDP = "torch DDP runs without DeepSpeed"
+NO_DEEPSPEED = "torch DDP and FSDP2 run without DeepSpeed"
 ONLY_STAGE_3 = "only the stage 3 optimizer is given it (runtime/engine.py, _configure_zero_optimizer)"
 NOT_STAGE_3 = "the stage 3 optimizer is not given it (runtime/engine.py, _configure_zero_optimizer)"
 NEVER_READ = "no optimizer reads it (runtime/engine.py, zero_allgather_partitions, has no caller)"
@@ -75,7 +75,7 @@ def why_ignored(key: str, strategy: str) -> str | None:
     """Return why ``key`` changes nothing under ``strategy``; ``None`` where it has an effect."""
     stage = STRATEGIES[strategy].zero_stage
     if stage is None:
-        return DDP
+        return NO_DEEPSPEED
     if key not in KEYS:  # of ZeRO++, offload or a configuration file: bench.zero.features and bench.configs judge those
         return None
     if stage in KEYS[key].applies:
@@ -112,7 +112,7 @@ def ignored_notes(keys: Iterable[str], strategies: Iterable[str]) -> list[str]:
 
 def markdown() -> str:
     """Return the table of docs/zero-stages.md."""
-    lines = ["| key | ddp, 0 | 1 | 2 | 3 | effect |", "|---|---|---|---|---|---|"]
+    lines = ["| key | ddp, fsdp2, 0 | 1 | 2 | 3 | effect |", "|---|---|---|---|---|---|"]
     notes: dict[str, int] = {}
     for key in KEYS.values():
         marks = [
@@ -120,7 +120,7 @@ def markdown() -> str:
             for stage in (1, 2, 3)
         ]
         lines.append(f"| `{key.name}` | no | {' | '.join(marks)} | {key.effect} |")
-    lines += ["", f"ddp: {DDP}. 0: {STAGE_0}."]
+    lines += ["", f"ddp, fsdp2: {NO_DEEPSPEED}. 0: {STAGE_0}."]
     lines += [f"{number}. {reason}" for reason, number in notes.items()]
     return "\n".join(lines)
 

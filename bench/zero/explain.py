@@ -29,6 +29,8 @@ def sentences(cell: Cell, found: Practice, num_params: int, backend: str, config
     if stage == 3:
         said += _stage_3(cell, moved, psi)
         said += _recompute_and_ties(cell, found, backend, config) if config else []
+    if cell.strategy == "fsdp2":
+        said += _fsdp2(cell, moved, psi)
     said += [
         f"gloo has no true reduce-scatter: {op} costs on the wire what an all-reduce costs (bench/wire.py)."
         for op in (_SCATTER, "reduce")
@@ -70,6 +72,28 @@ def _each_micro_step(cell: Cell, verb: str) -> str:
         f"Stages 2 and 3 work at every micro-step: this cell {verb} {cell.gradient_accumulation_steps} times per "
         "optimizer step; the paper has no accumulation (deepspeedai/DeepSpeed#2252, #373)."
     )
+
+
+def _fsdp2(cell: Cell, moved: dict[tuple[str, str], int], psi: int) -> list[str]:
+    steps = cell.gradient_accumulation_steps
+    forward, backward = (moved.get((phase, _GATHER), 0) / steps for phase in ("forward", "backward"))
+    said = [
+        f"FSDP2 gathers {_factor(forward, psi)} in forward and {_factor(backward, psi)} in backward: what belongs to "
+        "no block (embedding, head, last norm) stays between the two (torch 2.13, distributed/fsdp/_fully_shard, "
+        "reshard_after_forward)."
+    ]
+    if steps > 1:
+        said.append(
+            f"FSDP2 works at every micro-step: this cell gathers and reduces {steps} times per optimizer step (torch "
+            "2.13, set_requires_gradient_sync is on by default)."
+        )
+    padding = moved.get(("backward", _SCATTER), 0) - psi * steps
+    if padding:
+        said.append(
+            f"Padding: every parameter is rounded up to a multiple of N rows, {padding:,} bytes more in the "
+            "reduce-scatters (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py)."
+        )
+    return said
 
 
 def _stage_3(cell: Cell, moved: dict[tuple[str, str], int], psi: int) -> list[str]:

@@ -2,8 +2,8 @@
 
 The paper's table 1 (bench.zero.theory) has states only. Beside them stands what the code of DeepSpeed 0.19.8 and of
 bench.worker.ddp keeps: gradients whole or sharded at each point, buckets, gathered parameters, padding, the
-temporaries of the for-loop AdamW. A category without a formula is missing, never guessed. Symbols: psi parameters, N
-ranks, w bytes of an element of the model's dtype.
+temporaries of the for-loop AdamW. A category without a formula is missing, never guessed; for fsdp2 there
+is none. Symbols: psi parameters, N ranks, w bytes of an element of the model's dtype.
 """
 
 from typing import Any
@@ -152,6 +152,8 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
 
     ``peak`` is the highest of four moments: the gradients of the logits, the first gradient, the reduction, the step.
     """
+    if cell.strategy == "fsdp2":
+        return {}
     at = RankSizes(cell, config, params, rank)
     if at.stage == 3 and not at.known:
         return {}

@@ -13,6 +13,9 @@ Data collectives only; control collectives (at most 8 elements) are left out. Pa
   padded to a multiple of N (``runtime/comm/coalesced_collectives.py``), at every micro-step. Gathers are in
   bench.zero.gathers.
 - ddp: torch's DistributedDataParallel all-reduces every gradient once, at the last micro-step.
+- fsdp2: torch 2.13's ``fully_shard``, a group per block and one for the rest. Every micro-step gathers every group in
+  forward, in backward every block again (not the rest, which stays), and reduce-scatters every gradient; each parameter
+  is padded to a multiple of N rows (``distributed/fsdp/_fully_shard/_fsdp_collectives.py``). One rank sends nothing.
 
 Other keys (bucket sizes at stages 1 and 2, ``overlap_comm``, ``round_robin_gradients``, ``allgather_partitions``,
 ``allgather_bucket_size``, ``sub_group_size``) change no volume. There is no answer (``None``) for a model family
@@ -26,14 +29,14 @@ from typing import Any
 
 from bench import wire
 from bench.cell import SETTLING_STEPS, Cell
-from bench.models.modules import Parameter, modules, parameters
+from bench.models.modules import Module, Parameter, calls, modules, parameters
 from bench.record import Practice, Volume
 from bench.zero.defaults import SIZES
 from bench.zero.gathers import Call, Limits, gathers, padded
 from bench.zero.stages import HPZ_KEY, STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT, TORCH_DTYPE
 
-DEEPSPEED, TRANSFORMERS = "0.19.8", "5.24."
+DEEPSPEED, TRANSFORMERS, TORCH = "0.19.8", "5.24.", "2.13."
 # A collective of at most so many elements steers the step (a norm, an overflow flag); it carries no model data.
 CONTROL_ELEMENTS = 8
 _LIMITS = {
@@ -57,6 +60,8 @@ def holds_for(stack: dict[str, str], strategy: str) -> bool:
     transformers too.
     """
     stage = STRATEGIES[strategy].zero_stage
+    if strategy == "fsdp2":
+        return stack.get("torch", "").startswith(TORCH)
     return (stage is None or stack.get("deepspeed") == DEEPSPEED) and (
         stage != 3 or stack.get("transformers", "").startswith(TRANSFORMERS)
     )
@@ -96,6 +101,8 @@ def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
     if any(parameter.numel <= CONTROL_ELEMENTS for parameter in held):
         return None
     stage = STRATEGIES[cell.strategy].zero_stage
+    if cell.strategy == "fsdp2":
+        return _fsdp2(cell, model) if cell.world_size > 1 else []
     if not stage:
         return [Call("backward", "all_reduce", sum(parameter.numel for parameter in held))]
     if stage < 3:
@@ -115,6 +122,21 @@ def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
         num_steps=SETTLING_STEPS + 1,
     )
     return fetched + _stage_3_reductions(cell, held) * cell.gradient_accumulation_steps
+
+
+def _fsdp2(cell: Cell, model: Module) -> list[Call]:
+    """One gather and one reduction of a group each; recomputation finds a block's parameters gathered."""
+
+    def elements(held: list[Parameter]) -> int:
+        return sum(parameter.numel // parameter.rows * padded(parameter.rows, cell.world_size) for parameter in held)
+
+    blocks = [elements(parameters(module)) for module in calls(model) if module.block]
+    rest = elements(parameters(model)) - sum(blocks)
+    gather = "all_gather_into_tensor"
+    one = [Call("forward", gather, size) for size in (rest, *blocks)]
+    one += [Call("backward", gather, size) for size in reversed(blocks)]
+    one += [Call("backward", "reduce_scatter_tensor", size) for size in (*reversed(blocks), rest)]
+    return one * cell.gradient_accumulation_steps
 
 
 def _stage_1_or_2(cell: Cell, stage: int, held: list[Parameter]) -> list[Call] | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Strategy:
-    """A named ZeRO configuration, or the torch DDP baseline (``zero_stage`` is then ``None``)."""
+    """A named ZeRO configuration, or a baseline of torch alone (``zero_stage`` is then ``None``)."""
 
     name: str
     zero_stage: int | None
@@ -26,6 +26,12 @@ STRATEGIES = {
     strategy.name: strategy
     for strategy in (
         Strategy("ddp", None, frozenset(), "torch DistributedDataParallel, no DeepSpeed; z0's precision recipe"),
+        Strategy(
+            "fsdp2",
+            None,
+            frozenset({_OPTIMIZER, _GRADIENTS, _PARAMETERS}),
+            "torch fully_shard (FSDP2), no DeepSpeed, not ZeRO; shards what stage 3 shards, z0's precision recipe",
+        ),
         Strategy("z0", 0, frozenset(), "DeepSpeed stage 0: ZeRO disabled, everything replicated"),
         Strategy("z1", 1, frozenset({_OPTIMIZER}), "ZeRO stage 1: optimizer states sharded"),
         Strategy("z2", 2, frozenset({_OPTIMIZER, _GRADIENTS}), "ZeRO stage 2: stage 1 + gradients sharded"),
@@ -119,7 +125,7 @@ HPZ_KEY = "zero_hpz_partition_size"
 
 
 def zero_keys(strategy: str) -> frozenset[str]:
-    """Return a scenario's ``zero_optimization`` keys that can matter to ``strategy`` (none for ddp and stage 0)."""
+    """Return a scenario's ``zero_optimization`` keys that can matter to ``strategy`` (none without a stage above 0)."""
     stage = STRATEGIES[strategy].zero_stage
     if not stage:
         return frozenset()

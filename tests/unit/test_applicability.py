@@ -16,7 +16,7 @@ FROM_CONFIG = {"stage3_allgather_sequential", "stage3_use_all_reduce_for_fetch_p
 
 def test_nothing_applies_without_zero() -> None:
     assert ignored_keys(KEYS, "ddp") != []
-    for strategy in ("ddp", "z0"):
+    for strategy in ("ddp", "fsdp2", "z0"):
         assert len(ignored_keys(KEYS, strategy)) == len(KEYS)
 
 

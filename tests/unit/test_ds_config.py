@@ -93,7 +93,7 @@ def test_ddp_has_no_config() -> None:
 
 def test_zero_keys_of_each_strategy() -> None:
     every_stage, stage_3 = ZERO_KEYS_ANY_STAGE, ZERO_KEYS_ANY_STAGE | ZERO_KEYS_STAGE_3
-    expected = {"ddp": set(), "z0": set(), "z1": every_stage, "z2": every_stage, "z3": stage_3}
+    expected = {"ddp": set(), "fsdp2": set(), "z0": set(), "z1": every_stage, "z2": every_stage, "z3": stage_3}
     assert {strategy: zero_keys(strategy) for strategy in STRATEGIES} == expected
 
 

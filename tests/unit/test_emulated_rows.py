@@ -135,7 +135,9 @@ def examined(record, **changes):
     }
     offer = Resources(device="cpu", slots=2, memory_bytes=2**30, shared=True)
     (planned,) = plan(Scenario.model_validate(content), offer)
-    found = examine_emulated(planned, result(record) | changes, record.comm, record.practice, record.memory, record.offload)
+    found = examine_emulated(
+        planned, result(record) | changes, record.comm, record.practice, record.memory, record.offload
+    )
     return [(finding.check, finding.verdict) for finding in found]
 
 

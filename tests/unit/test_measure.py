@@ -3,6 +3,8 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.measure.comm import CollectiveRecorder
@@ -149,3 +151,32 @@ def test_nothing_is_recorded_outside_the_recorder(four_ranks):
         pass
     dist.all_reduce(torch.zeros(10))
     assert recorder.events == []
+
+
+def test_a_storage_that_python_code_resizes_is_seen():
+    """As torch's fully_shard does with gathered parameters: no operator tells."""
+    with StorageMeter() as meter:
+        tensor = torch.empty(1000)
+        tensor.untyped_storage().resize_(0)
+        assert meter.allocated_bytes() == 0
+        log = meter.begin_log()
+        tensor.untyped_storage().resize_(4000)
+        assert meter.allocated_bytes() == 4000
+        assert sum(log.live(len(log)).values()) == 4000
+    resize = torch.UntypedStorage.resize_
+    with StorageMeter():
+        assert torch.UntypedStorage.resize_ is not resize
+    assert torch.UntypedStorage.resize_ is resize
+
+
+def test_of_a_dtensor_its_shard_is_counted_not_the_whole():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        with StorageMeter() as meter:
+            shard = torch.zeros(250)
+            whole = DTensor.from_local(shard, mesh, [Shard(0)]).detach()
+            assert whole.numel() == 1000
+            assert meter.allocated_bytes() == 1000
+    finally:
+        dist.destroy_process_group()

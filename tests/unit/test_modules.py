@@ -43,8 +43,9 @@ def test_the_tree_is_that_of_the_real_model_in_the_order_of_its_calls(config: di
     assert tree is not None
     leaves = tuple(f"{module.name}." for module in calls(tree) if module.leaf)
     assert [module.name for module in calls(tree)] == [name for name in called if not name.startswith(leaves or "-")]
-    assert [(p.name, p.numel, p.position) for p in parameters(tree)] == [
-        (name, parameter.numel(), position) for position, (name, parameter) in enumerate(real.named_parameters())
+    assert [(p.name, p.numel, p.position, p.rows) for p in parameters(tree)] == [
+        (name, parameter.numel(), position, parameter.shape[0])
+        for position, (name, parameter) in enumerate(real.named_parameters())
     ]
     owners = {module.name: {p.name for p in module.parameters} for module in calls(tree)}
     names = {parameter: name for name, parameter in real.named_parameters()}

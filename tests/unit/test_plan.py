@@ -6,6 +6,7 @@ import pytest
 
 from bench.cell import Cell
 from bench.errors import ScenarioError
+from bench.estimate import ASSUMED_TRIES, History, seconds
 from bench.models.catalog import load_config
 from bench.models.counts import count_params
 from bench.outcome import refused
@@ -479,3 +480,51 @@ def test_a_model_edited_after_planning_changes_neither_config_nor_id(tmp_path: P
     assert record.cell_id == entry.cell_id != entry.cell.cell_id
     assert record.num_params == count_params(load_config("llama-tiny")).total  # type: ignore[union-attr]
     assert entry.config == load_config("llama-tiny")
+
+
+# The largest batch that fits
+
+MAX_CELL = {"train_micro_batch_size_per_gpu": "max"}
+BUDGET = {"largest_batch": {"memory_gib": 2.0}}
+
+
+def test_a_cell_whose_batch_is_searched_for_has_one_id_whatever_is_found() -> None:
+    number, searched = cells(BUDGET, train_micro_batch_size_per_gpu=[1, "max"])
+    assert searched.cell.label == "llama-tiny/z2/w1/mbsmax/gas1/s128/bf16"
+    assert searched.cell.largest_batch is not None
+    assert searched.cell.largest_batch.memory_bytes == 2**31
+    found = searched.cell.model_copy(update={"train_micro_batch_size_per_gpu": 7})
+    assert found.cell_id == searched.cell_id != number.cell_id
+    assert found.train_batch_size == 7
+    assert number.cell.largest_batch is None
+    assert cells({"largest_batch": {"memory_gib": 3.0}}, **MAX_CELL)[0].cell_id != searched.cell_id
+    assert select([number, searched], ["mbsmax"]) == [searched]
+
+
+def test_on_cpu_the_budget_must_be_given_and_elsewhere_is_the_devices() -> None:
+    with pytest.raises(ScenarioError, match=r"largest_batch\.memory_gib"):
+        cells(**MAX_CELL)
+    assert cells(mode="emulated", **MAX_CELL)[0].cell.largest_batch is not None
+    gpus = Resources(device="cuda", slots=8, memory_bytes=2**36, shared=False)
+    (entry,) = cells(resources=gpus, **MAX_CELL)
+    assert entry.cell.largest_batch is not None
+    assert entry.cell.largest_batch.memory_bytes is None
+
+
+def test_a_fixed_global_batch_leaves_nothing_to_search_for() -> None:
+    plain, searched = cells(BUDGET, train_micro_batch_size_per_gpu=[1, "max"], train_batch_size=8)
+    assert plain.refused is None
+    assert "train_batch_size 8 fixes the global batch" in (searched.skip_reason or "")
+
+
+def test_rules_can_name_it() -> None:
+    rules = BUDGET | {"exclude": [{"train_micro_batch_size_per_gpu": "max", "strategy": "z1"}]}
+    found = cells(rules, strategy=["z1", "z2"], train_micro_batch_size_per_gpu=["max", 2])
+    assert [c.label.split("/")[1:4:2] for c in found] == [["z1", "mbs2"], ["z2", "mbsmax"], ["z2", "mbs2"]]
+    assert unused_rules(scenario(rules, strategy=["z1", "z2"], **MAX_CELL)) == []
+
+
+def test_a_step_of_a_search_takes_longer_than_a_launch() -> None:
+    known = History("cpu", {}, {}, {}, None, None, {}, None, None)
+    number, searched = cells(BUDGET, train_micro_batch_size_per_gpu=[1, "max"])
+    assert seconds(searched, known) == ASSUMED_TRIES * seconds(number, known)

@@ -6,6 +6,7 @@ import pytest
 
 from bench.cell import Cell
 from bench.models.catalog import load_config
+from bench.zero.explain import sentences
 from bench.zero.practice import holds_for, practice
 from bench.zero.theory import volumes, wire_bytes_per_step
 
@@ -163,6 +164,46 @@ def test_rules_hold_for_the_release_they_were_read_from() -> None:
     assert not holds_for(stack | {"transformers": "5.3.0"}, "z3")
     assert holds_for(stack | {"transformers": "4.57.1"}, "z2")
     assert not holds_for({}, "z0")
+    assert holds_for({"torch": "2.13.0+cpu"}, "fsdp2")
+    assert not holds_for(stack | {"torch": "2.6.0"}, "fsdp2")
+
+
+@pytest.mark.parametrize("gas", [1, 3])
+def test_fsdp2_gathers_blocks_twice_the_rest_once_and_reduces_all_at_every_micro_step(gas: int) -> None:
+    block, rest = 46_208, 131_136  # llama-tiny has 4 blocks; beside them embedding, head and last norm
+    assert moved("fsdp2", gradient_accumulation_steps=gas) == {
+        ("forward", GATHER): PSI * gas,
+        ("backward", GATHER): 4 * block * gas,
+        ("backward", SCATTER): PSI * gas,
+    }
+    assert 4 * block + rest == PSI
+
+
+def test_fsdp2_pads_the_rows_of_every_parameter_to_a_multiple_of_the_ranks() -> None:
+    block = 4 * 12 * 9 + 2 * 12 * 9 + 12 * 11 + 2 * 12  # attention; gate and up, 11 x 9; down, 9 x 11; norms
+    rest = 2 * 104 * 9 + 12
+    assert moved("fsdp2", ODD) == {
+        ("forward", GATHER): block + rest,
+        ("backward", GATHER): block,
+        ("backward", SCATTER): block + rest,
+    }
+
+
+def test_fsdp2_on_one_rank_sends_nothing() -> None:
+    found = practice(Cell(model="llama-tiny", strategy="fsdp2"), load_config("llama-tiny"), "gloo")
+    assert found is not None
+    assert (found.volumes, found.comm_bytes_per_step) == ([], 0)
+
+
+def test_sentences_say_why_fsdp2_differs_from_the_paper() -> None:
+    cell = Cell(model="llama-tiny", strategy="fsdp2", world_size=4, gradient_accumulation_steps=2)
+    found = practice(cell, ODD, "gloo")
+    assert found is not None
+    gathers, steps, padding, gloo = sentences(cell, found, sum(ODD_SIZES), "gloo", ODD)
+    assert "stays between the two" in gathers
+    assert "gathers and reduces 2 times per optimizer step" in steps
+    assert f"{2 * 2 * (804 + 1884 - sum(ODD_SIZES)):,} bytes more" in padding
+    assert "gloo has no true reduce-scatter" in gloo
 
 
 def test_gathering_one_by_one_prefetches_one_parameter_whatever_bucket_is_asked_for() -> None:

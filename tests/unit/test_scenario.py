@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.errors import ScenarioError
 from bench.plan import Resources, plan, unused_rules
-from bench.scenario import Data, Matrix, Optimizer, Rule, Scenario, load_scenario
+from bench.scenario import Data, Matrix, Optimizer, Rule, Scenario, load_scenario, parse_scenario
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 VALID = "matrix: {model: llama-tiny, strategy: z2}\n"
@@ -107,7 +107,7 @@ def test_axis_at_top_level_is_sent_under_matrix(file: Path, axis: str) -> None:
 def test_unknown_strategy(file: Path, where: str) -> None:
     message = refusal(file, where % "zero2")
     assert "unknown strategy 'zero2'" in message
-    assert "valid: ddp, z0, z1, z1-bf16-optimizer, z1-multi-rank-off, z1-offload, z2," in message
+    assert "valid: ddp, fsdp2, z0, z1, z1-bf16-optimizer, z1-multi-rank-off, z1-offload, z2," in message
     assert "did you mean 'z3'?" in refusal(file, where % "z33")
 
 
@@ -342,3 +342,21 @@ def test_any_mapping_is_a_scenario_or_a_scenario_error(tmp_path: Path, data: dic
 def test_any_text_is_a_scenario_or_a_scenario_error(tmp_path: Path, text: str) -> None:
     with pytest.raises(ScenarioError):
         load(tmp_path / "any.yaml", text)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [("maximum", "or max"), ("4", "written without quotes"), (0, "greater than 0")]
+)
+def test_a_micro_batch_is_a_number_or_max(value: Any, words: str) -> None:
+    matrix = {"model": "m", "strategy": "z2", "train_micro_batch_size_per_gpu": value}
+    with pytest.raises(ScenarioError, match=words):
+        parse_scenario({"matrix": matrix}, "s.yaml")
+
+
+def test_limits_of_the_search_are_checked() -> None:
+    matrix = {"model": "m", "strategy": "z2", "train_micro_batch_size_per_gpu": ["max", 2]}
+    found = parse_scenario({"matrix": matrix, "largest_batch": {"at_most": 9}}, "s.yaml")
+    assert found.matrix.train_micro_batch_size_per_gpu == ("max", 2)
+    assert (found.largest_batch.memory_gib, found.largest_batch.at_most) == (None, 9)
+    with pytest.raises(ScenarioError, match=r"unknown key 'largest_batch\.memory'"):
+        parse_scenario({"matrix": matrix, "largest_batch": {"memory": 9}}, "s.yaml")

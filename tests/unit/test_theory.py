@@ -66,7 +66,9 @@ def test_model_states_by_hand_on_8_gpus(strategy: str, dtype: str, per_param: fl
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("fp16", 2), ("fp32", 4)])
-@pytest.mark.parametrize(("strategy", "volumes"), [("ddp", 2), ("z0", 2), ("z1", 2), ("z2", 2), ("z3", 3)])
+@pytest.mark.parametrize(
+    ("strategy", "volumes"), [("ddp", 2), ("z0", 2), ("z1", 2), ("z2", 2), ("z3", 3), ("fsdp2", 3)]
+)
 def test_wire_volume(strategy: str, volumes: int, dtype: str, width: int) -> None:
     assert wire_bytes_per_step(PSI, strategy, 1, dtype) == 0
     assert wire_bytes_per_step(PSI, strategy, 2, dtype) == volumes * PSI * width / 2
