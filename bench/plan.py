@@ -14,6 +14,7 @@ from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.models.catalog import has_experts, load_config, max_positions
 from bench.models.counts import ParamCount, count_params
+from bench.models.training import count_trained, nothing_to_train
 from bench.scenario import ConfigStrategy, Rule, Scenario, load_scenario
 from bench.stacks import INSTALLED, releases
 from bench.strategy import Settled, from_file, named
@@ -153,6 +154,7 @@ def _cell(
     reason = _batch(settings) or found.reason
     settings |= {"gradient_accumulation_steps": _settled(settings)["gradient_accumulation_steps"]}
     del settings["stack"], settings["train_batch_size"]
+    finetuning = settings.pop("finetuning")
     if is_emulated(settings.pop("mode"), settings, resources.slots):
         target, impossible = emulated(scenario.emulation, settings)
         settings |= target
@@ -160,6 +162,11 @@ def _cell(
     else:
         settings |= {"warmup_steps": scenario.warmup_steps, "steps": scenario.steps}
     shared = {"data": scenario.data, "optimizer": scenario.optimizer, "seed": scenario.seed}
+    shared |= {
+        "lora": scenario.lora if finetuning == "lora" else None,
+        "freeze": scenario.freeze if finetuning == "freeze" else None,
+        "attn_implementation": scenario.attn_implementation,
+    }
     experts = scenario.experts_implementation if has_experts(config) else None
     return Cell(**shared | {"experts_implementation": experts} | settings), reason
 
@@ -178,6 +185,8 @@ def _strategies(scenario: Scenario, point: dict[str, Any], config: dict[str, Any
 
 
 def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resources: Resources) -> str | None:
+    if reason := nothing_to_train(config, cell.lora, cell.freeze):
+        return reason
     longest = max_positions(config)
     if longest is not None and cell.seq_length > longest:
         return f"seq_length {cell.seq_length} is above the {longest} positions of {cell.model}"
@@ -222,9 +231,11 @@ def _planned(
 ) -> PlannedCell:
     config, params = model
     cell, reason = _cell(scenario, point, found, config, resources)
+    if cell.finetuning != "full":
+        params = count_trained(config, cell.lora, cell.freeze)
     states = None
     if params is not None:
-        states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype)
+        states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype, params.trained)
     asked = features.Asked(
         strategy=cell.strategy,
         zero_optimization=cell.zero_optimization,

@@ -1,9 +1,9 @@
 """What a forward pass leaves in memory for backward, to the byte: the modules of Hugging Face transformers 5 on CPU.
 
-Every formula is what autograd saves, read off the storages that are live after a forward pass (attention by
-``scaled_dot_product_attention``, dropout 0; tests/integration/test_memory.py holds them against real runs). On a GPU
-other kernels save other things (log-sum-exp padded, fused activations), so there they are an estimate. Korthikanti et
-al. (arXiv 2205.05198) give the GPT formula with dropout and materialised attention, which these models do not have.
+Every formula is what autograd saves, read off the storages that are live after a forward pass (dropout 0;
+tests/integration/test_memory.py and test_training_modes.py hold them against real runs). On a GPU other kernels save
+other things (log-sum-exp padded, fused activations), so there they are an estimate. Korthikanti et al. (arXiv
+2205.05198) give the GPT formula with dropout and materialised attention, which these models do not have.
 
 Symbols: w bytes per element, h hidden size, Q and K widths of all query and key heads, f inner width, a query heads, L
 layers, V vocabulary, b batch, s sequence.
@@ -12,12 +12,28 @@ layers, V vocabulary, b batch, s sequence.
 from typing import Any
 
 from bench.models.counts import attention_widths, with_defaults
+from bench.models.training import ALL_LINEAR
+from bench.scenario import Lora
+
+_TARGETS = 7  # linear layers of a Llama-style block
 
 
-def activation_bytes(config: dict[str, Any], batch: int, seq_length: int, width: int, recompute: bool) -> int | None:
+def activation_bytes(
+    config: dict[str, Any],
+    batch: int,
+    seq_length: int,
+    width: int,
+    recompute: bool,
+    *,
+    attention: str = "sdpa",
+    lora: Lora | None = None,
+    frozen: bool = False,
+) -> int | None:
     """Return the bytes kept for backward when forward ends, logits and loss apart; ``None`` where there is no formula.
 
-    ``width``: bytes of an element of the model's dtype (w). ``recompute``: every block is checkpointed (non-reentrant).
+    ``width``: bytes of an element of the model's dtype (w). ``recompute``: every block is checkpointed. ``attention``:
+    ``sdpa`` or, Llama style, ``eager``. ``lora``: adapters beside every linear layer of Llama-style blocks, without
+    dropout. ``frozen``: only some parameters are trained, for which there is no formula.
 
     Llama style, per token and layer, in 16-bit ``16 h + 4 Q + 4 K + 8 f + 4 a + 8``, in fp32 ``24 h + 8 Q + 8 K +
     16 f + 4 a + 8``: two RMSNorms (fp32 input, normalised value and output, 8 h each in 16-bit, 12 h in fp32, and an
@@ -26,22 +42,42 @@ def activation_bytes(config: dict[str, Any], batch: int, seq_length: int, width:
     attention output, and five tensors of the MLP (gelu by its formula saves four). With recompute, per token and
     layer: ``w h``, the block's input. Beside them: the final norm, and the cosines and sines of the positions or the
     position ids.
+
+    Eager attention keeps query, key and value for every query head and the scores: in 16-bit ``8 Q + 6 a s`` in place
+    of ``4 Q + 4 K + 4 a`` (fp32 softmax and its 16-bit copy), in fp32 ``16 Q + 4 a s``; with recompute, the causal mask
+    ``w b s^2`` once. Frozen norms do not keep their normalised value (``w h`` each), a frozen layer keeps no input: the
+    adapters do, and their inner ``w r``. The output of the last norm goes to a frozen layer, which keeps nothing; the
+    first has nothing to pass a gradient to, unless activations are recomputed: then the embedding's output needs one.
     """
     values = with_defaults(config)
-    if values is None or values["model_type"] == "mixtral":
+    if values is None or values["model_type"] == "mixtral" or frozen or attention not in ("sdpa", "eager"):
         return None
     tokens = batch * seq_length
     if values["model_type"] == "gpt2":
+        if lora is not None or attention != "sdpa":
+            return None
         return _gpt2(values, tokens, seq_length, width, recompute)
     hidden, inner = values["hidden_size"], values["intermediate_size"]
     queries, keys = attention_widths(values)
-    norm = (8 if width == 2 else 12) * hidden + 4
-    block = 2 * norm + 2 * width * (queries + keys + 2 * inner) + 4 * values["num_attention_heads"]
-    positions = 2 * width * seq_length * (queries // values["num_attention_heads"])
+    heads = values["num_attention_heads"]
+    if lora is not None and (lora.lora_dropout or lora.target_modules != (ALL_LINEAR,)):
+        return None
+    norm_input = 4 * hidden + 4  # fp32, and the root of its mean square
+    norm = norm_input + (2 if lora is None else 1) * width * hidden
+    final = norm_input + (2 * width * hidden if lora is None else 0)
+    attended = 2 * width * (queries + keys) + 4 * heads
+    if attention == "eager":
+        attended = 4 * width * queries + (6 if width == 2 else 4) * heads * seq_length
+    block = 2 * norm + attended + 4 * width * inner
+    positions = 2 * width * seq_length * (queries // heads)
+    if lora is not None:
+        block += _TARGETS * width * lora.r
+        positions -= 0 if recompute else tokens * norm_input  # of the first norm
     if recompute:
         block = width * hidden
         positions += 8 * seq_length  # the ids, which the checkpoint keeps to run the block again
-    return int(tokens * (values["num_hidden_layers"] * block + norm) + positions)
+        positions += width * batch * seq_length**2 if attention == "eager" else 0
+    return int(tokens * (values["num_hidden_layers"] * block + final) + positions)
 
 
 def _gpt2(values: dict[str, Any], tokens: int, seq_length: int, width: int, recompute: bool) -> int | None:

@@ -11,7 +11,8 @@ from typing import Any
 from bench.cell import Cell
 from bench.models.activations import activation_bytes, logits_loss_bytes
 from bench.models.counts import ParamCount
-from bench.models.modules import tensor_sizes
+from bench.models.modules import parameters
+from bench.models.training import trained_modules
 from bench.zero.defaults import SIZES, SWITCHES
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT
@@ -48,12 +49,20 @@ class _Rank:
         self.stage = STRATEGIES[cell.strategy].zero_stage
         self.width = BYTES_PER_ELEMENT[cell.dtype]
         self.ranks = cell.world_size
-        self.sizes = tensor_sizes(config) or [params.total]
-        self.known = tensor_sizes(config) is not None
-        self.total = params.total
+        tree = trained_modules(config, cell.lora, cell.freeze)
+        self.known = tree is not None
+        held = parameters(tree) if tree else []
+        self.all_sizes = [parameter.numel for parameter in held] or [params.total]
+        # Of the trained ones, which alone have gradients and optimizer states.
+        self.sizes = [parameter.numel for parameter in held if parameter.trainable] or [params.trained]
+        self.total, self.frozen = params.trained, params.total - params.trained
         self.flat = -(-self.total // (_ALIGNMENT * self.ranks)) * _ALIGNMENT * self.ranks
-        self.sharded = sum(-(-size // self.ranks) for size in self.sizes)  # stage 3 pads each tensor
+        self.sharded = self._sharded(self.sizes)
+        self.all_sharded = self._sharded(self.all_sizes)
         self.batch = (cell.train_micro_batch_size_per_gpu, cell.seq_length)
+
+    def _sharded(self, sizes: list[int]) -> int:
+        return sum(-(-size // self.ranks) for size in sizes)  # stage 3 pads each tensor
 
     def setting(self, name: str) -> int:
         return int(self.cell.zero_optimization.get(name, SIZES[name]))
@@ -109,7 +118,7 @@ class _Rank:
         """Bytes of the parameters that stage 3 keeps within a step, in module order up to the model's limit."""
         threshold, left = (self.setting(f"stage3_{name}_persistence_threshold") for name in ("param", "model"))
         kept = 0
-        for size in self.sizes:
+        for size in self.all_sizes:
             if size <= threshold and kept + size <= left:
                 kept += size
         return kept * self.width
@@ -149,6 +158,7 @@ def _states(at: _Rank, point: str) -> Bytes:
     step when it is built. fp32: 4 psi and 8 psi, the parameters being their own master copy; stages 1 to 3 keep an fp32
     copy of their shard besides (12 psi / N). Stages 1 and 2 divide the states by N, stage 3 the parameters too. Adam's
     step counter is 4 bytes per tensor that it updates: each parameter at stage 0 and under DDP, the flat shard above.
+    States are those of the trained parameters; frozen ones are held whole but at stage 3.
     """
     shard = {1: at.flat // at.ranks, 2: at.flat // at.ranks, 3: at.sharded}.get(at.stage or 0, at.total)
     own_master = bool(at.stage) or at.width == 2
@@ -156,7 +166,8 @@ def _states(at: _Rank, point: str) -> Bytes:
     groups = len(at.sub_groups) if at.stage == 3 else 1 if at.stage else len(at.sizes)
     counters = 4 * groups if at.stage or at.known else 0
     states = 4 * shard * own_master + (8 * shard + counters) * moments_exist
-    held = {1: at.flat, 2: at.flat, 3: at.sharded}.get(at.stage or 0, at.total)
+    held = {1: at.flat, 2: at.flat, 3: at.all_sharded}.get(at.stage or 0, at.total)
+    held += 0 if at.stage == 3 else at.frozen
     return {"parameters": held * at.width, "optimizer_states": states}
 
 
@@ -196,8 +207,8 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
     """
     found: Bytes = {"zero_buckets": at.bucket}
     gathered = point == "forward"
-    rest = at.total * at.width - at.persisted
-    live = max(at.setting("stage3_max_live_parameters"), max(at.sizes[0], at.sizes[-1])) * at.width
+    rest = (at.total + at.frozen) * at.width - at.persisted
+    live = max(at.setting("stage3_max_live_parameters"), max(at.all_sizes[0], at.all_sizes[-1])) * at.width
     found["persisted_parameters"] = at.persisted if point in ("forward", "backward") else 0
     found["gathered_parameters"] = min(rest, live) if gathered else 0
     return found
@@ -205,7 +216,15 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
 
 def _saved(at: _Rank, *, at_peak: bool) -> Bytes:
     """Activations, logits and loss (bench.models.activations)."""
-    kept = activation_bytes(at.config, *at.batch, at.width, at.cell.activation_checkpointing)
+    kept = activation_bytes(
+        at.config,
+        *at.batch,
+        at.width,
+        bool(at.cell.activation_checkpointing),
+        attention=at.cell.attn_implementation or "sdpa",
+        lora=at.cell.lora,
+        frozen=at.cell.freeze is not None,
+    )
     logits = logits_loss_bytes(at.config, *at.batch, at_peak=at_peak)
     if logits is not None:
         logits += at.losses - 4  # those of the micro-steps before

@@ -14,10 +14,14 @@ Data collectives only; control collectives (at most 8 elements) are left out. Pa
   bench.zero.gathers.
 - ddp: torch's DistributedDataParallel all-reduces every gradient once, at the last micro-step.
 
+Frozen parameters are in no gradient bucket and in no flat partition of the optimizer: stages 0 to 2 move the trained
+ones alone, stage 3 gathers all and reduces the trained ones (bench.models.training has which those are).
+
 Other keys (bucket sizes at stages 1 and 2, ``overlap_comm``, ``round_robin_gradients``, ``allgather_partitions``,
 ``allgather_bucket_size``, ``sub_group_size``) change no volume. There is no answer (``None``) for a model family
 without a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), and where a piece of at most 8
-elements would be reduced in a call of its own, which the measurement files under control.
+elements would be reduced in a call of its own, which the measurement files under control; nor for adapters under a
+``stage3_model_persistence_threshold``, for they are made after all other parameters.
 """
 
 from collections import Counter
@@ -26,14 +30,15 @@ from typing import Any
 
 from bench import wire
 from bench.cell import SETTLING_STEPS, Cell
-from bench.models.modules import Parameter, modules, parameters
+from bench.models.modules import Parameter, parameters
+from bench.models.training import trained_modules
 from bench.record import Practice, Volume
 from bench.zero.defaults import SIZES
 from bench.zero.gathers import Call, Limits, gathers, padded
 from bench.zero.stages import STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT, TORCH_DTYPE
 
-DEEPSPEED, TRANSFORMERS = "0.19.8", "5.24."
+DEEPSPEED, TRANSFORMERS, PEFT = "0.19.8", "5.24.", "0.21."
 # A collective of at most so many elements steers the step (a norm, an overflow flag); it carries no model data.
 CONTROL_ELEMENTS = 8
 _LIMITS = {
@@ -54,11 +59,12 @@ def holds_for(stack: dict[str, str], strategy: str) -> bool:
     """Whether these rules describe a row that ran with ``stack`` (versions by package).
 
     Other releases of DeepSpeed may move other bytes; at stage 3 the order of module calls is that of one release of
-    transformers too.
+    transformers too, and of peft where adapters are trained.
     """
     stage = STRATEGIES[strategy].zero_stage
     return (stage is None or stack.get("deepspeed") == DEEPSPEED) and (
-        stage != 3 or stack.get("transformers", "").startswith(TRANSFORMERS)
+        stage != 3
+        or (stack.get("transformers", "").startswith(TRANSFORMERS) and stack.get("peft", PEFT).startswith(PEFT))
     )
 
 
@@ -89,19 +95,22 @@ def practice(cell: Cell, config: dict[str, Any], backend: str) -> Practice | Non
 
 def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
     """Return the collectives of one settled step: gathers one by one, reductions summed up per micro-step."""
-    model = modules(config)
+    model = trained_modules(config, cell.lora, cell.freeze, input_gradients=bool(cell.activation_checkpointing))
     if model is None:
         return None
     held = parameters(model)
     if any(parameter.numel <= CONTROL_ELEMENTS for parameter in held):
         return None
+    held = [parameter for parameter in held if parameter.trainable]
     stage = STRATEGIES[cell.strategy].zero_stage
     if not stage:
         return [Call("backward", "all_reduce", sum(parameter.numel for parameter in held))]
     if stage < 3:
         return _stage_1_or_2(cell, stage, held)
     settings = cell.zero_optimization
-    if settings.get("stage3_module_granularity_threshold"):
+    if settings.get("stage3_module_granularity_threshold") or (
+        cell.lora is not None and "stage3_model_persistence_threshold" in settings
+    ):
         return None
     limits: dict[str, Any] = {_LIMITS[key]: value for key, value in settings.items() if key in _LIMITS}
     if settings.get("stage3_allgather_sequential"):
