@@ -28,12 +28,15 @@ def activation_bytes(
     attention: str = "sdpa",
     lora: Lora | None = None,
     frozen: bool = False,
+    linear_keeps_input: bool = False,
 ) -> int | None:
     """Return the bytes kept for backward when forward ends, logits and loss apart; ``None`` where there is no formula.
 
     ``width``: bytes of an element of the model's dtype (w). ``recompute``: every block is checkpointed. ``attention``:
     ``sdpa`` or, Llama style, ``eager``. ``lora``: adapters beside every linear layer of Llama-style blocks, without
-    dropout. ``frozen``: only some parameters are trained, for which there is no formula.
+    dropout. ``frozen``: only some parameters are trained, for which there is no formula. ``linear_keeps_input``: a
+    frozen linear layer too keeps what it is given, as under stage 3 (DeepSpeed 0.19.8, runtime/zero/linear.py,
+    ``LinearFunctionForZeroStage3``).
 
     Llama style, per token and layer, in 16-bit ``16 h + 4 Q + 4 K + 8 f + 4 a + 8``, in fp32 ``24 h + 8 Q + 8 K +
     16 f + 4 a + 8``: two RMSNorms (fp32 input, normalised value and output, 8 h each in 16-bit, 12 h in fp32, and an
@@ -64,7 +67,7 @@ def activation_bytes(
         return None
     norm_input = 4 * hidden + 4  # fp32, and the root of its mean square
     norm = norm_input + (2 if lora is None else 1) * width * hidden
-    final = norm_input + (2 * width * hidden if lora is None else 0)
+    final = norm_input + width * hidden * (2 if lora is None else linear_keeps_input)
     attended = 2 * width * (queries + keys) + 4 * heads
     if attention == "eager":
         attended = 4 * width * queries + (6 if width == 2 else 4) * heads * seq_length
@@ -97,7 +100,8 @@ def _gpt2(values: dict[str, Any], tokens: int, seq_length: int, width: int, reco
 def logits_loss_bytes(config: dict[str, Any], batch: int, seq_length: int, *, at_peak: bool) -> int | None:
     """Return the bytes of logits and loss: when forward ends, or at their highest, early in backward.
 
-    ``at_peak`` false: fp32 log-probabilities (4 V per token) and the shifted labels (int64), the loss and its divisor.
+    ``at_peak`` false: fp32 log-probabilities (4 V per token) and the shifted labels (int64; of one sequence they are a
+    view, with one label more), the loss and its divisor.
     True: 12 V per token, as the gradients of the negative log-likelihood and of the log-softmax, fp32 both, stand
     beside them; the labels are freed by then, the loss is held. The logits themselves (w V) and, in 16-bit, their fp32
     copy are freed during forward, whose own highest is 10 V (8 V in fp32), because the training loop drops the output.
@@ -106,4 +110,4 @@ def logits_loss_bytes(config: dict[str, Any], batch: int, seq_length: int, *, at
     if values is None:
         return None
     tokens, vocab = batch * seq_length, values["vocab_size"]
-    return int(tokens * 12 * vocab + 4 if at_peak else tokens * (4 * vocab + 8) + 8)
+    return int(tokens * 12 * vocab + 4 if at_peak else tokens * (4 * vocab + 8) + 8 + 8 * (batch == 1))

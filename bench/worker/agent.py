@@ -1,9 +1,9 @@
 """A warm rank: imports the stack once, and forks a fresh child for each job that the runner sends.
 
 ``python -m bench.worker.agent SETUP`` under a launcher that sets RANK. SETUP is a JSON file: ``model_types`` to import,
-whether to ``load_op``, and whether ``adapters`` will be needed. ``ZEROSTAGE_RUNNER`` in the environment says where the runner (bench.launch.agents)
-listens. The agent itself computes nothing and joins nothing. It ends with its runner, and whatever its
-children have started ends with them.
+whether to ``load_op``, and whether ``adapters`` will be needed. ``ZEROSTAGE_RUNNER`` in the environment says where the
+runner (bench.launch.agents) listens. The agent itself computes nothing and joins nothing. It ends with its runner, and
+whatever its children have started ends with them.
 """
 
 import contextlib

@@ -6,6 +6,7 @@ temporaries of the for-loop AdamW. A category without a formula is missing, neve
 ranks, w bytes of an element of the model's dtype.
 """
 
+from itertools import pairwise
 from typing import Any
 
 from bench.cell import Cell
@@ -82,6 +83,11 @@ class _Rank:
         return bool(self.cell.zero_optimization.get("overlap_comm", False))
 
     @property
+    def every_module_is_used_again(self) -> bool:
+        """Whether backward passes through all modules: else what stays gathered at the end of forward is not known."""
+        return not self.frozen or bool(self.cell.activation_checkpointing)
+
+    @property
     def losses(self) -> int:
         """Bytes of the losses that the training loop keeps until the step ends, one fp32 number per micro-step."""
         return 4 * self.cell.gradient_accumulation_steps
@@ -133,7 +139,7 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
     if at.stage == 3 and not at.known:
         return {}
     if point == "peak":
-        if not at.known or "activations" not in _saved(at, at_peak=True):
+        if not at.known or "activations" not in _saved(at, at_peak=True) or _peaks_elsewhere(at):
             return {}
         candidates = (_loss_backward(at), _first_gradient(at), _reduction(at), _step(at))
         return max(candidates, key=lambda candidate: sum(candidate.values()))
@@ -149,6 +155,11 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
     if point == "step":
         found |= _temporaries(at)
     return found
+
+
+def _peaks_elsewhere(at: _Rank) -> bool:
+    """Where states are small, the recomputation of a block may hold most, or what stage 3 has gathered then."""
+    return at.frozen > 0 and (bool(at.cell.activation_checkpointing) or at.stage == 3)
 
 
 def _states(at: _Rank, point: str) -> Bytes:
@@ -203,7 +214,8 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
     """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
 
     At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
-    the output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
+    the output embedding; never more than the model has; no figure where backward leaves out frozen modules. Before the
+    first step and inside the optimizer step, none.
     """
     found: Bytes = {"zero_buckets": at.bucket}
     gathered = point == "forward"
@@ -211,6 +223,8 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
     live = max(at.setting("stage3_max_live_parameters"), max(at.all_sizes[0], at.all_sizes[-1])) * at.width
     found["persisted_parameters"] = at.persisted if point in ("forward", "backward") else 0
     found["gathered_parameters"] = min(rest, live) if gathered else 0
+    if gathered and not at.every_module_is_used_again:
+        del found["gathered_parameters"]
     return found
 
 
@@ -224,6 +238,7 @@ def _saved(at: _Rank, *, at_peak: bool) -> Bytes:
         attention=at.cell.attn_implementation or "sdpa",
         lora=at.cell.lora,
         frozen=at.cell.freeze is not None,
+        linear_keeps_input=at.stage == 3,
     )
     logits = logits_loss_bytes(at.config, *at.batch, at_peak=at_peak)
     if logits is not None:
@@ -234,7 +249,8 @@ def _saved(at: _Rank, *, at_peak: bool) -> Bytes:
 def _temporaries(at: _Rank) -> Bytes:
     """Temporaries of the for-loop AdamW, whose update needs two fp32 tensors like the one it updates (8 B per element).
 
-    DDP and stage 0: 8 B x the largest tensor, and in 16-bit an fp32 copy of all gradients (4 psi). Stages 1 to 3: the
+    DDP and stage 0: 8 B x the largest tensor (and 4 B x the tensor before, of which one is still there), and in 16-bit
+    an fp32 copy of all gradients (4 psi). Stages 1 to 3: the
     fp32 gradient of the shard, 4 B, and 8 B x the same; at stage 3 sub-group by sub-group. Norms are not in it.
     """
     if at.stage:
@@ -242,7 +258,8 @@ def _temporaries(at: _Rank) -> Bytes:
         return {"step_temporaries": 12 * shard}
     if not at.known:
         return {}
-    return {"step_temporaries": 8 * max(at.sizes) + (4 * at.total if at.width == 2 else 0)}
+    update = max(8 * size + 4 * before for before, size in pairwise([0, *at.sizes]))
+    return {"step_temporaries": update + (4 * at.total if at.width == 2 else 0)}
 
 
 def _step(at: _Rank) -> Bytes:
