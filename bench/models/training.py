@@ -77,9 +77,14 @@ def _is(module: str, target: str) -> bool:
 
 
 def _targets(tree: Module, lora: Lora) -> set[str] | None:
-    """Return the names of the modules that get an adapter; ``None`` where one of them is no linear layer."""
+    """Return the names of the modules that get an adapter; ``None`` where one is no linear layer of the tree.
+
+    A mixture of experts is one module here, and peft finds linear layers in it (the router) by rules of its own.
+    """
     found: set[str] = set()
     for module in calls(tree):
+        if module.leaf:
+            return None
         if ALL_LINEAR in lora.target_modules and module.shape is not None and module.name != _HEAD:
             found.add(module.name)
         if any(_is(module.name, name) for name in lora.target_modules):
