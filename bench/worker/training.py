@@ -45,9 +45,10 @@ def _with_adapters(model: Any, lora: Lora) -> nn.Module:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about other layouts (GPT-2's), which peft then handles by itself
             # In the model's dtype, which is what the engine would cast them to at stages 0 to 2 and not at stage 3.
-            return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+            adapted: nn.Module = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise UnsupportedError(f"finetuning lora: peft finds no layer to adapt: {error}") from error
+    return adapted
 
 
 def described(model: nn.Module) -> dict[str, Any]:

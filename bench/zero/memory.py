@@ -83,11 +83,6 @@ class _Rank:
         return bool(self.cell.zero_optimization.get("overlap_comm", False))
 
     @property
-    def every_module_is_used_again(self) -> bool:
-        """Whether backward passes through all modules: else what stays gathered at the end of forward is not known."""
-        return not self.frozen or bool(self.cell.activation_checkpointing)
-
-    @property
     def losses(self) -> int:
         """Bytes of the losses that the training loop keeps until the step ends, one fp32 number per micro-step."""
         return 4 * self.cell.gradient_accumulation_steps
@@ -214,8 +209,8 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
     """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
 
     At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
-    the output embedding; never more than the model has; no figure where backward leaves out frozen modules. Before the
-    first step and inside the optimizer step, none.
+    the output embedding; never more than the model has; no figure where some are frozen, whose
+    modules backward may leave out. Before the first step and inside the optimizer step, none.
     """
     found: Bytes = {"zero_buckets": at.bucket}
     gathered = point == "forward"
@@ -223,7 +218,7 @@ def _stage_3(at: _Rank, point: str) -> Bytes:
     live = max(at.setting("stage3_max_live_parameters"), max(at.all_sizes[0], at.all_sizes[-1])) * at.width
     found["persisted_parameters"] = at.persisted if point in ("forward", "backward") else 0
     found["gathered_parameters"] = min(rest, live) if gathered else 0
-    if gathered and not at.every_module_is_used_again:
+    if gathered and at.frozen:
         del found["gathered_parameters"]
     return found
 
