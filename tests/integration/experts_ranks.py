@@ -2,7 +2,8 @@
 
 Usage, with RANK and WORLD_SIZE set: experts_ranks.py KIND TIMEOUT_S OUT_FOLDER. KIND: ``fused`` is OLMoE as
 transformers has it, ``apart`` a layer whose experts are modules of their own, made a leaf if need be, and
-``apart-no-leaf`` the same without. Leaves OUT_FOLDER/rank<r>.json: the experts that were chosen, the leaves, the losses.
+``apart-no-leaf`` the same without. Leaves OUT_FOLDER/rank<r>.json: the experts that were chosen, the leaves, and
+the losses.
 """
 
 import json

@@ -140,6 +140,6 @@ def test_experts_that_are_modules_of_their_own_become_a_leaf(tmp_path):
 
 @pytest.mark.slow
 def test_without_the_leaf_ranks_wait_for_each_other(tmp_path):
-    statuses, left, errors = experts("apart-no-leaf", tmp_path, 20)
+    statuses, left, _ = experts("apart-no-leaf", tmp_path, 20)
     assert 0 not in statuses
     assert left == []
