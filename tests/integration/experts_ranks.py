@@ -14,6 +14,7 @@ from pathlib import Path
 
 import deepspeed
 import torch
+import torch._dynamo  # transformers imports it with a model's class, and under zero.Init that fails
 import torch.distributed as dist
 from torch import nn
 
@@ -25,7 +26,7 @@ from bench.worker.model import build_model
 OLMOE = {
     "model_type": "olmoe", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "num_key_value_heads": 2, "num_experts": 8, "num_experts_per_tok": 1,
-    "max_position_embeddings": 32,
+    "max_position_embeddings": 32, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 WIDTH = 16
 
@@ -47,11 +48,12 @@ class Apart(nn.Module):
 class Loss(nn.Module):
     def __init__(self):
         super().__init__()
+        self.embed = nn.Linear(WIDTH, WIDTH)
         self.mlp = Apart()
         self.out = nn.Linear(WIDTH, 1)
 
     def forward(self, x):
-        return self.out(self.mlp(x)).square().mean()
+        return self.out(self.mlp(self.embed(x))).square().mean()
 
 
 kind, timeout_s, out = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
