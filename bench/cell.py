@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from bench.corpus import digest
 from bench.models.catalog import content_key
-from bench.scenario import Data, Dtype, Optimizer
+from bench.scenario import Data, Dtype, Finetuning, Freeze, Lora, Optimizer
 
 # The counting pass. Stage 3 records the order of its modules in the first two steps and prefetches from the
 # third on; Adam's states exist from the first. Two counted steps show that the state is steady: their traffic
@@ -56,7 +56,7 @@ class Cell(BaseModel):
     ``strategy`` is a stage (or ddp), and ``zero_optimization`` and ``deepspeed`` hold every further key that its
     DeepSpeed configuration sets. ``name`` is what the user calls all that (``z2-offload``, the stem of a
     configuration file); it is no setting and of no id. With ``largest_batch`` the micro batch is what a search finds,
-    1 before it.
+    1 before it. With neither ``lora`` nor ``freeze`` all parameters are trained.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -70,12 +70,15 @@ class Cell(BaseModel):
     gradient_accumulation_steps: int = 1
     seq_length: int = 128
     dtype: Dtype = "bf16"
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | Literal["reentrant"] = False
+    lora: Lora | None = None
+    freeze: Freeze | None = None
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     zero_optimization: dict[str, Any] = {}
     deepspeed: dict[str, Any] = {}
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
+    attn_implementation: str | None = None
     emulation: EmulatedRank | None = None
     largest_batch: BatchLimits | None = None
     seed: int = 0
@@ -91,6 +94,18 @@ class Cell(BaseModel):
     def strategy_name(self) -> str:
         """What the user calls the strategy, with its settings."""
         return self.name or self.strategy
+
+    @property
+    def finetuning(self) -> Finetuning:
+        """What is trained, as a scenario asks for it."""
+        return "lora" if self.lora is not None else "freeze" if self.freeze is not None else "full"
+
+    @property
+    def checkpointing(self) -> Literal["none", "non-reentrant", "reentrant"]:
+        """How activations are recomputed, in words."""
+        if self.activation_checkpointing == "reentrant":
+            return "reentrant"
+        return "non-reentrant" if self.activation_checkpointing else "none"
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -142,7 +157,9 @@ class Cell(BaseModel):
             f"s{self.seq_length}",
             self.dtype,
         ]
-        parts += ["ckpt"] if self.activation_checkpointing else []
+        parts += {"none": [], "non-reentrant": ["ckpt"], "reentrant": ["ckpt-reentrant"]}[self.checkpointing]
+        parts += [f"lora-r{self.lora.r}"] if self.lora else ["freeze"] if self.freeze else []
+        parts += [self.attn_implementation] if self.attn_implementation else []
         if self.emulation is not None:
             parts += ["emulated"] + ([f"rank{self.emulation.rank}"] if self.emulation.rank else [])
         return "/".join(parts)

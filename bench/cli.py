@@ -263,6 +263,9 @@ def emulate_command(
     activation_checkpointing: Annotated[
         bool, typer.Option("--activation-checkpointing", help="Recompute activations in backward.")
     ] = False,
+    finetuning: Annotated[
+        str, typer.Option(help="full, or lora: adapters of rank 8 beside all linear layers; both with a comma.")
+    ] = "full",
     optimizer: Annotated[str, typer.Option(help="AdamW as for-loop, foreach or fused.")] = "for-loop",
     rank: Annotated[str, typer.Option(help="Which rank: first, middle, last or a number.")] = "first",
     gpu: Annotated[str, typer.Option(help="The GPU whose memory there is, by its name in the catalog.")] = "H100 SXM",
@@ -293,6 +296,7 @@ def emulate_command(
             "train_micro_batch_size_per_gpu": micro_batch,
             "gradient_accumulation_steps": gas,
             "activation_checkpointing": activation_checkpointing,
+            "finetuning": words(finetuning),
         },
         emulation={
             "rank": int(rank) if rank.isdecimal() else rank,

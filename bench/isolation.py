@@ -32,6 +32,7 @@ class _Need:
 
     world_size: int = 0
     model_types: list[str] = field(default_factory=list)
+    adapters: bool = False
 
 
 def _needs(cells: Iterable[PlannedCell]) -> dict[str | None, _Need]:
@@ -39,6 +40,7 @@ def _needs(cells: Iterable[PlannedCell]) -> dict[str | None, _Need]:
     for planned in cells:
         need = needs.setdefault(planned.stack, _Need())
         need.world_size = max(need.world_size, planned.cell.num_processes)
+        need.adapters |= planned.cell.lora is not None
         if (kind := planned.config.get("model_type")) and kind not in need.model_types:
             need.model_types.append(kind)
     return needs
@@ -124,7 +126,7 @@ class WarmRanks:
         say(f"set-up: starting {ranks}{whose}")
         setup = self.run / "work" / f"{_name(stack)}.json"
         load_op = self.device == "cpu" and host.no_op is None
-        write_json(setup, {"model_types": need.model_types, "load_op": load_op})
+        write_json(setup, {"model_types": need.model_types, "load_op": load_op, "adapters": need.adapters})
         argv = _command(need, self.device, setup, host.python)
         self.starts[stack] = number = self.starts.get(stack, 0) + 1
         log = self.run / "logs" / (f"{_name(stack)}-{number}.log" if number > 1 else f"{_name(stack)}.log")

@@ -70,7 +70,8 @@ def throughput(cell: Cell, step_time_s: float, model_config: dict[str, Any], dev
     """
     samples = cell.train_batch_size / step_time_s
     tokens = samples * cell.seq_length
-    flops = flops_per_token(model_config, cell.seq_length)
+    # The convention counts the training of all parameters.
+    flops = flops_per_token(model_config, cell.seq_length) if cell.finetuning == "full" else None
     tflops = None if flops is None else flops * tokens / cell.world_size / 1e12
     peak = peak_tflops(device_name, cell.dtype)
     return Throughput(
@@ -176,6 +177,7 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
         cell=cell,
         train_batch_size=cell.train_batch_size,
         num_params=params and params.total,
+        num_trainable_params=params and params.trained,
         status=status,
         reason=reason,
         requested_stack=planned.stack,
@@ -184,8 +186,12 @@ def _blank(planned: PlannedCell, repeat: int, device: str, status: Status, reaso
         ds_config=None if STRATEGIES[cell.strategy].zero_stage is None else ds_config(cell),
         theory=params
         and Theory(
-            model_state_bytes=model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype, on_host),
-            comm_wire_bytes_per_step=wire_bytes_per_step(params.total, cell.strategy, cell.world_size, cell.dtype),
+            model_state_bytes=model_state_bytes(
+                params.total, cell.strategy, cell.world_size, cell.dtype, params.trained, on_host
+            ),
+            comm_wire_bytes_per_step=wire_bytes_per_step(
+                params.total, cell.strategy, cell.world_size, cell.dtype, params.trained
+            ),
         ),
     )
 
@@ -197,6 +203,7 @@ def _counted(planned: PlannedCell, result: dict[str, Any], log: str) -> dict[str
     return {
         "num_params": result["num_params"],
         "offload": offloaded(planned, ranks),
+        "num_trainable_params": result["effective"].get("num_trainable_params"),
         "shards": [Shards.model_validate(rank["shards"]) for rank in ranks],
         "stack": result["stack"],
         "num_threads": result["num_threads"],

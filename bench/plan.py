@@ -14,6 +14,7 @@ from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.models.catalog import has_experts, load_config, max_positions
 from bench.models.counts import ParamCount, count_params
+from bench.models.training import count_trained, nothing_to_train
 from bench.scenario import MAX, ConfigStrategy, Rule, Scenario, load_scenario
 from bench.stacks import INSTALLED, releases
 from bench.strategy import Settled, from_file, named
@@ -170,6 +171,7 @@ def _cell(
     searched = settings["train_micro_batch_size_per_gpu"] == MAX
     if searched:
         settings |= {"train_micro_batch_size_per_gpu": 1, "largest_batch": _limits(scenario)}
+    finetuning = settings.pop("finetuning")
     if is_emulated(settings.pop("mode"), settings, resources.slots):
         target, impossible = emulated(scenario.emulation, settings)
         settings |= target
@@ -182,6 +184,11 @@ def _cell(
                 "largest_batch.memory_gib, the budget of a rank, or mode: emulated"
             )
     shared = {"data": scenario.data, "optimizer": scenario.optimizer, "seed": scenario.seed}
+    shared |= {
+        "lora": scenario.lora if finetuning == "lora" else None,
+        "freeze": scenario.freeze if finetuning == "freeze" else None,
+        "attn_implementation": scenario.attn_implementation,
+    }
     experts = scenario.experts_implementation if has_experts(config) else None
     return Cell(**shared | {"experts_implementation": experts} | settings), reason
 
@@ -200,6 +207,8 @@ def _strategies(scenario: Scenario, point: dict[str, Any], config: dict[str, Any
 
 
 def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resources: Resources) -> str | None:
+    if reason := nothing_to_train(config, cell.lora, cell.freeze):
+        return reason
     longest = max_positions(config)
     if longest is not None and cell.seq_length > longest:
         return f"seq_length {cell.seq_length} is above the {longest} positions of {cell.model}"
@@ -244,12 +253,14 @@ def _planned(
 ) -> PlannedCell:
     config, params = model
     cell, reason = _cell(scenario, point, found, config, resources)
+    if cell.finetuning != "full":
+        params = count_trained(config, cell.lora, cell.freeze)
     states = None
     if params is not None:
         # On a CPU, all that is offloaded is in the same memory.
         apart = resources.device != "cpu" or (cell.emulation is not None and cell.emulation.apart)
         on_host = cell.on_host if apart else frozenset()
-        states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype, on_host)
+        states = model_state_bytes(params.total, cell.strategy, cell.world_size, cell.dtype, params.trained, on_host)
     asked = features.Asked(
         strategy=cell.strategy,
         zero_optimization=cell.zero_optimization,

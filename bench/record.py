@@ -352,6 +352,7 @@ class Record(_Model):
     cell: Cell
     train_batch_size: int
     num_params: int | None
+    num_trainable_params: int | None = None
     provenance: Literal["measured", "emulated"] = "measured"
     status: Status
     reason: str | None = None

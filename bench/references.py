@@ -16,6 +16,7 @@ from bench.environment import installed
 from bench.launch.deepspeed import Exit
 from bench.plan import PlannedCell, Resources
 from bench.store import write_json
+from bench.zero.theory import BYTES_PER_ELEMENT
 
 # As many steps as the counting pass takes; gradient norms are compared over its settling steps.
 STEPS = SETTLING_STEPS + COUNTED_STEPS
@@ -56,6 +57,9 @@ def key(planned: PlannedCell, idle: int, device: str) -> str:
         "steps": STEPS,
         "idle_steps": idle,
     }
+    modes = {"lora": cell.lora, "freeze": cell.freeze}
+    settings |= {name: mode.model_dump(mode="json") for name, mode in modes.items() if mode is not None}
+    settings |= {"attn_implementation": cell.attn_implementation} if cell.attn_implementation else {}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -93,7 +97,9 @@ def find(run: Path, planned: PlannedCell, device: str) -> dict[int, dict[str, An
 def _misfit(planned: PlannedCell, offer: Resources) -> str | None:
     if planned.params is None:
         return None
-    needed = planned.params.total * _BYTES_PER_PARAM[planned.cell.dtype]
+    frozen = planned.params.total - planned.params.trained
+    dtype = planned.cell.dtype
+    needed = planned.params.trained * _BYTES_PER_PARAM[dtype] + frozen * BYTES_PER_ELEMENT[dtype]
     if needed <= offer.memory_bytes:
         return None
     return f"one process would need {needed / 2**30:.1f} GiB, there are {offer.memory_bytes / 2**30:.1f} GiB"

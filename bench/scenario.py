@@ -66,6 +66,19 @@ def _known_stack(value: Any) -> str | None:
         raise ValueError(f"{error} (got {_shown(value)})") from None
 
 
+def _known_checkpointing(value: Any) -> Any:
+    words = {"none": False, "non-reentrant": True, "reentrant": "reentrant"}
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or value not in words:
+        hint = nearest(value, words) if isinstance(value, str) else ""
+        raise ValueError(
+            f"false (none), true (non-reentrant) or reentrant is needed, written without quotes{hint} "
+            f"(got {_shown(value)})"
+        )
+    return words[value]
+
+
 def _known_zero_keys(section: Any) -> Any:
     problems = []
     for key, value in section.items() if isinstance(section, dict) else ():
@@ -120,6 +133,9 @@ class ConfigStrategy(_Model):
 StrategyItem = Annotated[str | ConfigStrategy, BeforeValidator(_known_strategy)]
 Stack = Annotated[str | None, BeforeValidator(_known_stack)]
 Dtype = Literal["fp32", "bf16", "fp16"]
+Finetuning = Literal["full", "lora", "freeze"]
+# True is torch's non-reentrant checkpointing, and False none: as the setting was before it had words.
+Checkpointing = Annotated[bool | Literal["reentrant"], BeforeValidator(_known_checkpointing)]
 # Not `int | bool`: in strict mode pydantic keeps true apart from 1, which DeepSpeed's keys need.
 # A key with several values is an axis of its own.
 ZeroOptimization = Annotated[dict[str, bool | int | tuple[bool | int, ...]], BeforeValidator(_known_zero_keys)]
@@ -146,7 +162,8 @@ class Matrix(_Model):
     train_batch_size: Axis[PositiveInt] | None = None
     seq_length: Axis[SeqLength] = (128,)
     dtype: Axis[Dtype] = ("bf16",)
-    activation_checkpointing: Axis[bool] = (False,)
+    activation_checkpointing: Axis[Checkpointing] = (False,)
+    finetuning: Axis[Finetuning] = ("full",)
     stack: Axis[Stack] | None = None  # the releases that ranks run with; of no cell's id
     mode: Axis[Mode] = ("measured",)
 
@@ -163,7 +180,8 @@ class Rule(_Model):
     train_batch_size: Axis[PositiveInt] | None = None
     seq_length: Axis[SeqLength] | None = None
     dtype: Axis[Dtype] | None = None
-    activation_checkpointing: Axis[bool] | None = None
+    activation_checkpointing: Axis[Checkpointing] | None = None
+    finetuning: Axis[Finetuning] | None = None
     stack: Axis[Stack] | None = None
     mode: Axis[Mode] | None = None
 
@@ -203,6 +221,34 @@ class Optimizer(_Model):
     lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-3
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
     gradient_clipping: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+
+
+Names = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_more), Field(min_length=1)]
+
+
+class Lora(_Model):
+    """Adapters of rank ``r`` beside frozen linear layers, in the words of peft's ``LoraConfig``.
+
+    ``target_modules``: names of modules, or ends of names (``q_proj``); ``all-linear`` are all but the output
+    embedding.
+    """
+
+    r: PositiveInt = 8
+    lora_alpha: PositiveInt = 16
+    target_modules: Names = ("all-linear",)
+    lora_dropout: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+    @model_validator(mode="after")
+    def _all_linear_stands_alone(self) -> "Lora":
+        if "all-linear" in self.target_modules and len(self.target_modules) > 1:
+            raise ValueError("target_modules: all-linear stands alone; name the modules instead")
+        return self
+
+
+class Freeze(_Model):
+    """Train only the parameters whose names one of the globs matches: ``lm_head*``, ``model.layers.1.*``."""
+
+    trainable: Names
 
 
 def _known_gpu(name: Any) -> Any:
@@ -254,13 +300,27 @@ class Scenario(_Model):
     data: Data = Data()
     optimizer: Optimizer = Optimizer()
     zero_optimization: ZeroOptimization = Field(default={}, validate_default=False)
+    lora: Lora = Lora()
+    freeze: Freeze | None = None
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = None
+    attn_implementation: Annotated[str, Field(min_length=1)] | None = None
     emulation: Emulation = Emulation()
     largest_batch: LargestBatch = LargestBatch()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     warmup_steps: PositiveInt = 3
     steps: PositiveInt = 10
     timeout_s: Annotated[PositiveFloat, Field(allow_inf_nan=False)] = 900.0
+
+    @model_validator(mode="after")
+    def _freeze_says_what_is_trained(self) -> "Scenario":
+        parts: tuple[Matrix | Rule, ...] = (self.matrix, *self.include)
+        asked = {kind for part in parts for kind in part.finetuning or ()}
+        if "freeze" in asked and self.freeze is None:
+            raise ValueError(
+                "finetuning freeze needs to be told what is trained: a section 'freeze' with 'trainable', names or "
+                "globs of parameters ('lm_head*', 'model.layers.1.*')"
+            )
+        return self
 
 
 class _Loader(yaml.SafeLoader):
@@ -314,6 +374,8 @@ def _describe(error: Any) -> str:
             "include": Rule,
             "data": Data,
             "optimizer": Optimizer,
+            "lora": Lora,
+            "freeze": Freeze,
             "emulation": Emulation,
             "largest_batch": LargestBatch,
         }
@@ -328,6 +390,8 @@ def _describe(error: Any) -> str:
         message += ", written without quotes"
     if error["type"] == "literal_error":
         message += nearest(error["input"], re.findall(r"'([^']+)'", error["ctx"]["expected"]))
+    if not key:  # of the scenario as a whole
+        return str(message)
     given = "" if error["type"] == "value_error" else f" (got {_shown(error['input'])})"
     return f"'{key}': {message}{given}"
 

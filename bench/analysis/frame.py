@@ -18,6 +18,10 @@ CONTROLS = [
     "seq_length",
     "dtype",
     "activation_checkpointing",
+    "finetuning",
+    "lora",
+    "freeze",
+    "attn_implementation",
     "data",
     "device",
     "emulation",
@@ -54,6 +58,12 @@ def _batch_search(record: Record) -> dict[str, Any]:
     }
 
 
+def _fraction(record: Record) -> float | None:
+    if record.num_trainable_params is None or not record.num_params:
+        return None
+    return record.num_trainable_params / record.num_params
+
+
 def _row(record: Record) -> dict[str, Any]:
     cell, emulation = record.cell, record.cell.emulation
     row: dict[str, Any] = {
@@ -63,6 +73,8 @@ def _row(record: Record) -> dict[str, Any]:
         "label": record.label,
         "model": cell.model,
         "num_params": record.num_params,
+        "num_trainable_params": record.num_trainable_params,
+        "trainable_fraction": _fraction(record),
         "strategy": cell.strategy_name,
         "base_strategy": cell.strategy,
         "zero_stage": STRATEGIES[cell.strategy].zero_stage,
@@ -80,6 +92,10 @@ def _row(record: Record) -> dict[str, Any]:
         "deepspeed": json.dumps(cell.deepspeed),
         "dtype": cell.dtype,
         "activation_checkpointing": cell.activation_checkpointing,
+        "finetuning": cell.finetuning,
+        "lora": cell.lora and json.dumps(cell.lora.model_dump(mode="json")),
+        "freeze": cell.freeze and json.dumps(cell.freeze.model_dump(mode="json")),
+        "attn_implementation": cell.attn_implementation,
         "data": cell.data.kind,
         "status": record.status,
         "reason": record.reason,

@@ -5,6 +5,7 @@ stack (bench.analysis.stacks). Repeats of one cell are combined by their median;
 failure stands in its place as a word.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -170,6 +171,15 @@ def _table(metric: Metric, title: str, group: pd.DataFrame, explained: list[str]
     return Table(title, f"{metric.title} ({metric.unit})", header, rows, explained)
 
 
+def _trained(values: dict[str, Any], group: pd.DataFrame) -> str:
+    """Return in words what is trained, where that is not all."""
+    fraction = group["trainable_fraction"].dropna()
+    share = f" ({fraction.iloc[0]:.2%} trained)" if len(fraction) else ""
+    if values["finetuning"] == "lora":
+        return f"LoRA of rank {json.loads(values['lora'])['r']}{share}"
+    return f"all frozen but {', '.join(json.loads(values['freeze'])['trainable'])}{share}"
+
+
 def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
     size = group["num_params"].dropna()
     params = f" ({size.iloc[0] / 1e6:,.1f}M parameters)" if len(size) else ""
@@ -185,7 +195,12 @@ def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
         f"{values['data']} data",
     ]
     if values["activation_checkpointing"]:
-        parts.append("activation checkpointing")
+        reentrant = values["activation_checkpointing"] == "reentrant"
+        parts.append("reentrant activation checkpointing" if reentrant else "activation checkpointing")
+    if values["finetuning"] != "full":
+        parts.append(_trained(values, group))
+    if values["attn_implementation"]:
+        parts.append(f"{values['attn_implementation']} attention")
     if values["emulation"]:
         parts.append(values["emulation"])
     if group["requested_stack"].notna().any():

@@ -42,7 +42,14 @@ def explanations(record: Record) -> list[str]:
         ]
     found = [finding.text for finding in record.findings if finding.check == "traffic" and finding.verdict != "note"]
     config = _config_at_hand(record.cell.model)
-    return found + sentences(record.cell, record.practice, record.num_params or 0, record.comm.backend, config)
+    return found + sentences(
+        record.cell,
+        record.practice,
+        record.num_params or 0,
+        record.comm.backend,
+        config,
+        trained=record.num_trainable_params,
+    )
 
 
 def summary(records: list[Record]) -> Table:
@@ -53,7 +60,7 @@ def summary(records: list[Record]) -> Table:
         if record.comm is None:
             rows.append([record.label, *[record.status] * 3, "", "", "", "", ""])
             continue
-        paper = volumes(record.num_params or 0, record.cell.strategy, record.cell.dtype)
+        paper = volumes(record.num_params or 0, record.cell.strategy, record.cell.dtype, record.num_trainable_params)
         measured = measured_volumes(record.comm)
         expected = practice_volumes(record.practice) if record.practice else None
         rows.append(
@@ -82,7 +89,8 @@ def verdict_line(records: list[Record]) -> str:
 def _table(record: Record, comm: Comm) -> Table:
     cell = record.cell
     dtype = TORCH_DTYPE[cell.dtype]
-    paper = {(*key, dtype): size for key, size in volumes(record.num_params or 0, cell.strategy, cell.dtype).items()}
+    sizes = volumes(record.num_params or 0, cell.strategy, cell.dtype, record.num_trainable_params)
+    paper = {(*key, dtype): size for key, size in sizes.items()}
     expected = practice_volumes(record.practice) if record.practice else None
     measured = measured_volumes(comm)
     rows = [

@@ -89,6 +89,7 @@ def emulated_rank(cell: Cell) -> Iterator[EmulatedRank]:
         stack.enter_context(interventions.reads_seen(emulator.saw))
         stack.enter_context(interventions.agreement_with_rank_0())
         stack.enter_context(interventions.views_undispatched())
+        stack.enter_context(interventions.content_unprinted())
         stack.enter_context(emulator)
         stack.enter_context(emulator.observed_by(meter))
         yield rank

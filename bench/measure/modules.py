@@ -15,7 +15,7 @@ LOSS = "loss"
 class ModuleTracker:
     """Name the module that runs, as ``named_modules`` names it; ``""`` where none is known.
 
-    What the outermost model computes after its output embedding is the loss, and is named so. In backward a node
+    What the model around its output embedding computes after that is the loss, and is named so. In backward a node
     belongs to the module during whose forward it was made: torch numbers nodes in the order they are made.
     """
 
@@ -24,6 +24,9 @@ class ModuleTracker:
         head = getattr(model, "get_output_embeddings", lambda: None)()
         self.head = self._names.get(id(head), "") if head is not None else ""
         self._root = id(model)
+        # Under adapters the model that computes the loss is not the outermost.
+        around = [name for name in self._names.values() if self.head.startswith(f"{name}.")]
+        self._around_head = {self._root, *(key for key, name in self._names.items() if name in around)}
         self._running: list[nn.Module] = []
         self._head_ran = False
         self._made: list[tuple[int, str]] = []  # nodes from this number on were made in this module
@@ -60,7 +63,7 @@ class ModuleTracker:
 
     def _innermost(self) -> str:
         for module in reversed(self._running):
-            if id(module) == self._root:
+            if id(module) in self._around_head:
                 return LOSS if self._head_ran else ""
             if id(module) in self._names:
                 return self._names[id(module)]

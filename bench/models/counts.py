@@ -51,12 +51,19 @@ class ParamCount:
     """Numbers of parameters; a table shared by input and output embedding counts once.
 
     ``active`` is what one token uses: everything but the experts that its router leaves out, so it equals
-    ``total`` in a dense model. ``embedding`` is the input side: the token table and learned positions.
+    ``total`` in a dense model. ``embedding`` is the input side: the token table and learned positions. ``trainable`` is
+    set where not all are trained (bench.models.training).
     """
 
     total: int
     active: int
     embedding: int
+    trainable: int | None = None
+
+    @property
+    def trained(self) -> int:
+        """Parameters that the optimizer updates."""
+        return self.total if self.trainable is None else self.trainable
 
 
 def count_params(config: dict[str, Any]) -> ParamCount | None:

@@ -14,7 +14,7 @@ from bench.models.counts import count_params, head_size, size, with_defaults
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter; ``position`` is its place in ``model.parameters()``, which need not be the order of use.
+    """One parameter; ``position`` orders ``model.parameters()``, which need not be the order of use.
 
     ``rows``: the size of its first dimension, along which FSDP2 shards it.
     """
@@ -23,6 +23,7 @@ class Parameter:
     numel: int
     position: int
     rows: int = 1
+    trainable: bool = True
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Module:
     given (an embedding is given token ids). ``saves``: its own operations save a tensor for backward (a dropout of 0
     does not). ``block``: activation checkpointing recomputes it as one piece. ``leaf``: DeepSpeed 0.19 treats it with
     all below it as one module (``runtime/zero/leaf_module_config.py``), so its children are not listed.
+    ``from_parent``: it is given what its parent is given, else what the calls before it made of that. ``shape``: inputs
+    and outputs of a linear layer. ``embeds``: it is the input embedding.
     """
 
     name: str
@@ -43,6 +46,9 @@ class Module:
     saves: bool = True
     block: bool = False
     leaf: bool = False
+    from_parent: bool = False
+    shape: tuple[int, int] | None = None
+    embeds: bool = False
 
 
 def modules(config: dict[str, Any]) -> Module | None:
@@ -85,23 +91,33 @@ class _Build:
         self.made += 1
         return Parameter(name, numel, self.made - 1, rows)
 
-    def linear(self, name: str, inputs: int, outputs: int, bias: bool, *, transposed: bool = False) -> Module:
+    def linear(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        bias: bool,
+        *,
+        transposed: bool = False,
+        from_parent: bool = False,
+    ) -> Module:
         """``transposed``: the weight is inputs x outputs, as in GPT-2's Conv1D."""
         found = [self.parameter(f"{name}.weight", inputs * outputs, inputs if transposed else outputs)]
         if bias:
             found.append(self.parameter(f"{name}.bias", outputs, outputs))
-        return Module(name, tuple(found))
+        return Module(name, tuple(found), from_parent=from_parent, shape=(inputs, outputs))
 
     def norm(self, name: str, width: int, bias: bool) -> Module:
-        return self.linear(name, 1, width, bias)
+        return Module(name, self.linear(name, 1, width, bias).parameters)
 
-    def embedding(self, name: str, rows: int, width: int) -> Module:
-        return Module(name, (self.parameter(f"{name}.weight", rows * width, rows),), grad_input=False)
+    def embedding(self, name: str, rows: int, width: int, *, embeds: bool = False) -> Module:
+        weight = self.parameter(f"{name}.weight", rows * width, rows)
+        return Module(name, (weight,), grad_input=False, embeds=embeds)
 
 
 def _head(build: _Build, values: dict[str, Any], embedding: Module, vocab: int, width: int) -> Module:
     if values["tie_word_embeddings"]:
-        return Module("lm_head", embedding.parameters)
+        return Module("lm_head", embedding.parameters, shape=(width, vocab))
     return build.linear("lm_head", width, vocab, bias=False)
 
 
@@ -109,7 +125,7 @@ def _decoder(values: dict[str, Any]) -> Module:
     """Llama, Mistral, Qwen2 and Mixtral: rotary positions, grouped attention, a gated MLP or experts."""
     build = _Build()
     vocab, width = size(values, "vocab_size"), size(values, "hidden_size")
-    embedding = build.embedding("model.embed_tokens", vocab, width)
+    embedding = build.embedding("model.embed_tokens", vocab, width, embeds=True)
     blocks = [
         _decoder_block(build, values, f"model.layers.{layer}") for layer in range(size(values, "num_hidden_layers"))
     ]
@@ -128,9 +144,9 @@ def _decoder_block(build: _Build, values: dict[str, Any], name: str) -> Module:
     attention = Module(
         f"{name}.self_attn",
         children=(
-            build.linear(f"{name}.self_attn.q_proj", width, queries, every or family == "qwen2"),
-            build.linear(f"{name}.self_attn.k_proj", width, keys, every or family == "qwen2"),
-            build.linear(f"{name}.self_attn.v_proj", width, keys, every or family == "qwen2"),
+            build.linear(f"{name}.self_attn.q_proj", width, queries, every or family == "qwen2", from_parent=True),
+            build.linear(f"{name}.self_attn.k_proj", width, keys, every or family == "qwen2", from_parent=True),
+            build.linear(f"{name}.self_attn.v_proj", width, keys, every or family == "qwen2", from_parent=True),
             build.linear(f"{name}.self_attn.o_proj", queries, width, every),
         ),
     )
@@ -138,8 +154,8 @@ def _decoder_block(build: _Build, values: dict[str, Any], name: str) -> Module:
         mlp = _experts(build, values, f"{name}.mlp")
     else:
         bias = family == "llama" and bool(values.get("mlp_bias"))
-        gate = build.linear(f"{name}.mlp.gate_proj", width, inner, bias)
-        up = build.linear(f"{name}.mlp.up_proj", width, inner, bias)
+        gate = build.linear(f"{name}.mlp.gate_proj", width, inner, bias, from_parent=True)
+        up = build.linear(f"{name}.mlp.up_proj", width, inner, bias, from_parent=True)
         down = build.linear(f"{name}.mlp.down_proj", inner, width, bias)
         mlp = Module(f"{name}.mlp", children=(gate, Module(f"{name}.mlp.act_fn"), up, down))
     before = build.norm(f"{name}.input_layernorm", width, bias=False)
@@ -162,7 +178,7 @@ def _experts(build: _Build, values: dict[str, Any], name: str) -> Module:
 def _gpt2(values: dict[str, Any]) -> Module:
     build = _Build()
     vocab, width = size(values, "vocab_size"), size(values, "n_embd")
-    words = build.embedding("transformer.wte", vocab, width)
+    words = build.embedding("transformer.wte", vocab, width, embeds=True)
     places = build.embedding("transformer.wpe", size(values, "n_positions"), width)
     drop = Module("transformer.drop", saves=values.get("embd_pdrop", 0.1) > 0)
     blocks = [_gpt2_block(build, values, f"transformer.h.{layer}") for layer in range(size(values, "n_layer"))]

@@ -51,7 +51,7 @@ def examine_emulated(
     found += settings.differences(cell, result["effective"])
     found += settings.other_releases(planned.stack, result["stack"])
     found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
-    found += same_model(result, planned.params.total if planned.params else None)
+    found += same_model(planned, result)
     if result["skipped_steps"]:
         text = f"{result['skipped_steps']} optimizer steps were skipped"
         found.append(Finding(check="applied steps", verdict="suspect", text=text))

@@ -28,7 +28,7 @@ class Evidence:
     log: str
 
 
-def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding]:
+def _counts(planned: PlannedCell, result: dict[str, Any]) -> list[Finding]:
     found = []
     if timed := max(rank["skipped_in_timing"] for rank in result["ranks"]):
         text = f"{timed} timed optimizer steps were skipped: their time is not a step's time"
@@ -36,20 +36,22 @@ def _counts(result: dict[str, Any], expected_params: int | None) -> list[Finding
     elif result["skipped_steps"]:
         text = f"{result['skipped_steps']} optimizer steps were skipped before the timed ones"
         found.append(Finding(check="applied steps", verdict="note", text=text))
-    found += same_model(result, expected_params)
-    trained = result["effective"].get("num_trainable_params")
-    if trained is not None and trained != result["num_params"]:
-        text = f"only {trained:,} of {result['num_params']:,} parameters are trained"
+    return found + same_model(planned, result) + steady(result)
+
+
+def same_model(planned: PlannedCell, result: dict[str, Any]) -> list[Finding]:
+    """Return whether the model is as large as its configuration says, and as much of it trained as was asked."""
+    params, found = planned.params, []
+    if params is not None and params.total != result["num_params"]:
+        text = f"the model has {result['num_params']} parameters, its configuration says {params.total}"
         found.append(Finding(check="parameter count", verdict="suspect", text=text))
-    return found + steady(result)
-
-
-def same_model(result: dict[str, Any], expected_params: int | None) -> list[Finding]:
-    """Return whether the model is as large as its configuration says, where a formula counts it."""
-    if expected_params in (None, result["num_params"]):
-        return []
-    text = f"the model has {result['num_params']} parameters, its configuration says {expected_params}"
-    return [Finding(check="parameter count", verdict="suspect", text=text)]
+    trained = result["effective"].get("num_trainable_params")
+    expected = result["num_params"] if planned.cell.finetuning == "full" else params.trained if params else trained
+    if trained is not None and trained != expected:
+        asked = "" if planned.cell.finetuning == "full" else f", {expected:,} were to be"
+        text = f"only {trained:,} of {result['num_params']:,} parameters are trained{asked}"
+        found.append(Finding(check="parameter count", verdict="suspect", text=text))
+    return found
 
 
 def as_read(planned: PlannedCell) -> list[Finding]:
@@ -97,7 +99,7 @@ def examine(planned: PlannedCell, result: dict[str, Any], evidence: Evidence) ->
     found += settings.differences(cell, result["effective"])
     found += settings.other_releases(planned.stack, result["stack"])
     found += known_bad(result["stack"], cell, result["effective"] | {"backend": result["backend"]})
-    found += _counts(result, planned.params.total if planned.params else None)
+    found += _counts(planned, result)
     found += predicted(result["stack"], evidence.comm, evidence.practice, evidence.memory, evidence.offload)
     found += memory_pressure(evidence.log)
     found += [

@@ -20,14 +20,14 @@ HIGH_LR = 0.01
 _CHECK = "parity"
 
 
-def applied_grad_norms(ranks: list[dict[str, Any]], num_params: int) -> list[float]:
+def applied_grad_norms(ranks: list[dict[str, Any]], trained: int) -> list[float]:
     """Return the norm of the gradient that the optimizers of all ranks together applied, per step.
 
     Where every rank applied the whole gradient, the squares of N ranks are N times those of one.
     """
     norms = []
     for seen in zip(*(rank["applied"] for rank in ranks), strict=True):
-        copies = max(1, round(sum(one["num_elements"] for one in seen) / num_params))
+        copies = max(1, round(sum(one["num_elements"] for one in seen) / trained))
         norms.append(math.sqrt(sum(one["squares"] for one in seen) / copies))
     return norms
 
@@ -125,7 +125,8 @@ def compare(
     plain, norms, applied = (reference.get(name, []) for name in ("losses", "grad_norms", "applied_grad_norms"))
     mine = losses[: SETTLING_STEPS + COUNTED_STEPS]
     own_norms = _finite(result["ranks"][0]["grad_norms"])
-    own_applied: list[float | None] = [*applied_grad_norms(result["ranks"], result["num_params"])]
+    trained = result["effective"].get("num_trainable_params", result["num_params"])
+    own_applied: list[float | None] = [*applied_grad_norms(result["ranks"], trained)]
     parity = Parity(
         reference=reference.get("key"),
         losses=mine,

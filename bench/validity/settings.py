@@ -29,11 +29,20 @@ def _asked(cell: Cell) -> dict[str, Any]:
         "weight_decay": cell.optimizer.weight_decay,
         "optimizer_implementation": cell.optimizer.implementation,
         **({"experts_implementation": cell.experts_implementation} if cell.experts_implementation else {}),
-        "activation_checkpointing": "non-reentrant" if cell.activation_checkpointing else "none",
+        **({"attn_implementation": cell.attn_implementation} if cell.attn_implementation else {}),
+        "activation_checkpointing": cell.checkpointing,
+        "finetuning": cell.finetuning,
+        **_adapters(cell),
         "offload_optimizer": cell.offloads_optimizer,
         "offload_param": cell.offloads_param,
         **_zero(cell.zero_optimization),
     }
+
+
+def _adapters(cell: Cell) -> dict[str, Any]:
+    if cell.lora is None:
+        return {}
+    return {"lora_r": cell.lora.r, "lora_alpha": float(cell.lora.lora_alpha), "lora_dropout": cell.lora.lora_dropout}
 
 
 def _zero(settings: dict[str, Any]) -> dict[str, Any]:

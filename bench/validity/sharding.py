@@ -12,19 +12,20 @@ _CHECK = "sharding"
 _PADDING = 0.02
 
 
-def _expected(cell: Cell, num_params: int) -> dict[str, int]:
+def _expected(cell: Cell, num_params: int, trained: int) -> dict[str, int]:
     """Return the elements of the whole model's states, as all ranks together must hold them at least once."""
     # Two moments; and a master copy wherever the parameters are not what the optimizer updates.
     copies = 3 if cell.dtype != "fp32" or (STRATEGIES[cell.strategy].zero_stage or 0) >= 1 else 2
-    return {"parameters": num_params, "gradients": num_params, "optimizer_states": copies * num_params}
+    return {"parameters": num_params, "gradients": trained, "optimizer_states": copies * trained}
 
 
 def check(cell: Cell, result: dict[str, Any]) -> list[Finding]:
     """Return what is not sharded though the stage says so, and what is though it does not."""
     strategy, n = STRATEGIES[cell.strategy], cell.world_size
-    slack = _PADDING + 4 * n * result["num_tensors"] / result["num_params"]
+    trained = result.get("effective", {}).get("num_trainable_params", result["num_params"])
     found = []
-    for name, total in _expected(cell, result["num_params"]).items():
+    for name, total in _expected(cell, result["num_params"], trained).items():
+        slack = _PADDING + 4 * n * result["num_tensors"] / (total if name == "parameters" else trained)
         held = [rank["shards"][name] for rank in result["ranks"] if rank["shards"][name] is not None]
         if not held:
             continue

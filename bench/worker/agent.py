@@ -1,9 +1,9 @@
 """A warm rank: imports the stack once, and forks a fresh child for each job that the runner sends.
 
 ``python -m bench.worker.agent SETUP`` under a launcher that sets RANK. SETUP is a JSON file: ``model_types`` to import,
-and whether to ``load_op``. ``ZEROSTAGE_RUNNER`` in the environment says where the runner (bench.launch.agents)
-listens. The agent itself computes nothing and joins nothing. It ends with its runner, and whatever its
-children have started ends with them.
+whether to ``load_op``, and whether ``adapters`` will be needed. ``ZEROSTAGE_RUNNER`` in the environment says where the
+runner (bench.launch.agents) listens. The agent itself computes nothing and joins nothing. It ends with its runner, and
+whatever its children have started ends with them.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CUDA_SUCCESS = 0
 
 
-def _warm_up(model_types: list[str], load_op: bool) -> None:
+def _warm_up(model_types: list[str], load_op: bool, adapters: bool = False) -> None:
     """Import what a rank will, and load the op that DeepSpeed compiles, for which each rank would take a lock."""
     from deepspeed.accelerator import get_accelerator
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -53,6 +53,9 @@ def _warm_up(model_types: list[str], load_op: bool) -> None:
     for model_type in model_types:
         with contextlib.suppress(Exception):  # the rank that needs it will say what is wrong
             MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    if adapters:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("peft")  # 4 s
     if load_op:
         from bench.worker import prebuild
 

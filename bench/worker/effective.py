@@ -12,7 +12,9 @@ from torch import nn
 from bench.models.catalog import has_experts
 from bench.worker.engine import inner_optimizer, optimizer_steps
 from bench.worker.fsdp2 import FSDP2Engine
+from bench.worker.leaves import leaf_modules
 from bench.worker.torch_engine import TorchEngine
+from bench.worker.training import described
 
 # Attributes of the ZeRO optimizers, by DeepSpeed's key. Those of stage 3's parameter fetching live in objects below it.
 _OPTIMIZER = (
@@ -59,6 +61,12 @@ def _dropout(model: nn.Module) -> float:
     return max((float(v) for v in found.values() if isinstance(v, int | float)), default=0.0)
 
 
+def _attention(model: nn.Module) -> dict[str, str]:
+    """Return which implementation of attention the model runs, as transformers names it."""
+    chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return {} if chosen is None else {"attn_implementation": str(chosen)}
+
+
 def _implementation(group: dict[str, Any]) -> str:
     """Return which of PyTorch's implementations of an optimizer steps over ``group``."""
     return "fused" if group.get("fused") else "foreach" if group.get("foreach") else "for-loop"
@@ -89,7 +97,9 @@ def _common(engine: Any, model: nn.Module) -> dict[str, Any]:
         "model_dtype": _dtype(next(model.parameters()).dtype),
         "num_trainable_params": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad),
         "activation_checkpointing": _checkpointing(model),
-        "dropout": _dropout(model),
+        **(trained := described(model)),
+        "dropout": max(_dropout(model), trained.get("lora_dropout", 0.0)),
+        **_attention(model),
         **_experts(model),
         "local_world_size": int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1),
     }
@@ -128,6 +138,8 @@ def effective_settings(engine: Any) -> dict[str, Any]:
     }
     found |= {key: getattr(wrapper, key) for key in _OPTIMIZER if hasattr(wrapper, key)}
     found |= {key: getattr(fetching, name) for key, name in _OFFLOAD.items() if hasattr(fetching, name)}
+    if found["zero_stage"] == 3 and (leaves := leaf_modules(engine)):
+        found["z3_leaf_modules"] = leaves
     # Stage 3 keeps no flag, only the streams that follow from it; the engine has what the configuration came to.
     found.setdefault("overlap_comm", bool(engine.zero_overlap_comm()) if found["zero_stage"] else None)
     return found

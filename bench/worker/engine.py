@@ -12,6 +12,7 @@ from bench.cell import Cell
 from bench.measure.gradients import signature, squares
 from bench.worker.ddp import DDPEngine
 from bench.worker.fsdp2 import FSDP2Engine
+from bench.worker.leaves import set_leaf_modules
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import STRATEGIES
 
@@ -39,7 +40,10 @@ def build_engine(cell: Cell, model: nn.Module) -> Any:
             gradient_accumulation_steps=cell.gradient_accumulation_steps,
             gradient_clipping=cell.optimizer.gradient_clipping,
         )
-    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
+    trained = [param for param in model.parameters() if param.requires_grad]
+    if config["zero_optimization"]["stage"] == 3:
+        set_leaf_modules(model)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(trained), config=config)
     return engine
 
 
@@ -68,7 +72,7 @@ def replicated_grad_norm(engine: Any) -> float:
 
 
 def gradient_signatures(engine: Any) -> list[tuple[float, float]] | None:
-    """Return norm and product (bench.measure.gradients) of each parameter's whole gradient, between backward and step.
+    """Return norm and product (bench.measure.gradients) of each trained parameter's gradient, before the step.
 
     All ranks must call it: where gradients are sharded, each is put together. ``None`` where this release cannot.
     """
@@ -76,7 +80,7 @@ def gradient_signatures(engine: Any) -> list[tuple[float, float]] | None:
         grads = (
             engine.whole_gradients()
             if isinstance(engine, FSDP2Engine)
-            else [param.grad for param in engine.module.parameters()]
+            else [param.grad for param in engine.module.parameters() if param.requires_grad]
         )
         return [(0.0, 0.0) if grad is None else signature(grad / engine.scale) for grad in grads]
     from deepspeed.utils import safe_get_full_grad
@@ -88,9 +92,11 @@ def gradient_signatures(engine: Any) -> list[tuple[float, float]] | None:
     replicated = engine.zero_optimization_stage() == 0 and type(engine.optimizer).__name__ != "BF16_Optimizer"
     found = []
     for param in engine.module.parameters():
+        if not param.requires_grad:
+            continue
         if param.grad is not None and not replicated:
             return None
-        gradient = safe_get_full_grad(param) if param.requires_grad else param.new_zeros(1)
+        gradient = safe_get_full_grad(param)
         if gradient is None:
             return None
         found.append(signature(gradient))

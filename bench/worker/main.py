@@ -84,6 +84,9 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
             seed=cell.seed,
             activation_checkpointing=cell.activation_checkpointing,
             experts_implementation=cell.experts_implementation,
+            attn_implementation=cell.attn_implementation,
+            lora=cell.lora,
+            freeze=cell.freeze,
             zero3_config=config if config and config["zero_optimization"]["stage"] == 3 else None,
         )
         num_params = count_params(model)
@@ -104,7 +107,7 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
     result = {
         "num_params": num_params,
         "num_tensors": sum(1 for _ in model.parameters()),
-        "tensor_names": [name for name, _ in model.named_parameters()],
+        "tensor_names": [name for name, param in model.named_parameters() if param.requires_grad],
         "device_name": torch.cuda.get_device_name() if rank.device.type == "cuda" else cpu_name(),
         "backend": rank.backend,
         "stack": {
@@ -114,6 +117,7 @@ def _run(job: dict[str, Any], now: dict[str, float]) -> dict[str, Any]:
             "deepspeed": deepspeed.__version__,
             "transformers": transformers.__version__,
             "accelerate": importlib.metadata.version("accelerate"),
+            **({"peft": importlib.metadata.version("peft")} if cell.lora else {}),
         },
         "num_threads": torch.get_num_threads(),
         "effective": effective,

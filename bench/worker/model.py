@@ -2,10 +2,16 @@
 
 import contextlib
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from bench.scenario import Freeze, Lora
+from bench.worker.failure import UnsupportedError
+from bench.worker.training import choose_trained
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -16,25 +22,32 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     seed: int,
-    activation_checkpointing: bool,
+    activation_checkpointing: bool | str,
     experts_implementation: str | None = None,
+    attn_implementation: str | None = None,
+    lora: Lora | None = None,
+    freeze: Freeze | None = None,
     zero3_config: dict[str, Any] | None,
-) -> PreTrainedModel:
+) -> Any:
     """Build the causal language model that ``config`` (the content of a ``config.json``) describes.
 
     With ``zero3_config``, parameters are partitioned as they are made (``deepspeed.zero.Init``), so no rank
     ever holds the whole model. The weights depend on ``seed`` and each parameter's name only, so they are
-    the same in every strategy.
+    the same in every strategy. With ``lora`` the model is peft's, around the same one.
+
+    Raises:
+        UnsupportedError: the architecture or this machine lacks what is asked for.
     """
     settings = {key: value for key, value in config.items() if key not in ("architectures", "dtype", "torch_dtype")}
     model_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model_config.use_cache = False
-    with _partitioned(zero3_config):
+    chosen = {"experts_implementation": experts_implementation, "attn_implementation": attn_implementation}
+    with _partitioned(zero3_config), _attention_there(attn_implementation):
         model = AutoModelForCausalLM.from_config(
             model_config,
             dtype=dtype,
             trust_remote_code=False,
-            **({"experts_implementation": experts_implementation} if experts_implementation else {}),
+            **{name: value for name, value in chosen.items() if value},
         )
     if not zero3_config:
         model.to(device)
@@ -42,10 +55,30 @@ def build_model(
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(device=device, dtype=dtype if buffer.is_floating_point() else None))
-    _seed_weights(model, seed, float(getattr(model_config, "initializer_range", 0.02)))
+    std = float(getattr(model_config, "initializer_range", 0.02))
+    _seed_weights(model, seed, std)
     if activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return model.train()
+        reentrant = activation_checkpointing == "reentrant"
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        # What a frozen embedding makes requires no gradient, and then a reentrant block trains nothing, silently.
+        # transformers 5 and peft see to that by themselves, transformers 4 without peft does not.
+        if freeze is not None:
+            model.enable_input_require_grads()
+    trained = choose_trained(model, lora, freeze)
+    if trained is not model:
+        _seed_weights(trained, seed, std, only_trained=True)
+    return trained.train()
+
+
+@contextlib.contextmanager
+def _attention_there(asked: str | None) -> Iterator[None]:
+    """Say why an attention that was ``asked`` for cannot be had, in transformers' words."""
+    try:
+        yield
+    except (ImportError, ValueError) as error:
+        if asked is None:
+            raise
+        raise UnsupportedError(f"attn_implementation {asked}: {str(error).splitlines()[0]}") from error
 
 
 def _partitioned(zero3_config: dict[str, Any] | None) -> contextlib.AbstractContextManager[Any]:
@@ -64,14 +97,16 @@ def _whole(parameter: torch.Tensor) -> contextlib.AbstractContextManager[Any]:
     return deepspeed.zero.GatheredParameters(parameter, modifier_rank=0)  # type: ignore[no-any-return]
 
 
-def count_params(model: PreTrainedModel) -> int:
+def count_params(model: nn.Module) -> int:
     """Parameters of the whole model, also where stage 3 has left only a shard of each on this rank."""
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())
 
 
 @torch.no_grad()
-def _seed_weights(model: PreTrainedModel, seed: int, std: float) -> None:
+def _seed_weights(model: nn.Module, seed: int, std: float, *, only_trained: bool = False) -> None:
     for name, parameter in model.named_parameters():
+        if only_trained and not parameter.requires_grad:
+            continue
         with _whole(parameter):
             if name.endswith("bias"):
                 parameter.zero_()

@@ -62,7 +62,15 @@ def train(
     """
     dtype = DTYPES[cell.dtype]
     model = build_model(
-        config, dtype=dtype, device=device, seed=cell.seed, activation_checkpointing=False, zero3_config=None
+        config,
+        dtype=dtype,
+        device=device,
+        seed=cell.seed,
+        activation_checkpointing=False,
+        attn_implementation=cell.attn_implementation,
+        lora=cell.lora,
+        freeze=cell.freeze,
+        zero3_config=None,
     )
     vocab_size = model.config.get_text_config().vocab_size
     params = [p for p in model.parameters() if p.requires_grad]

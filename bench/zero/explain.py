@@ -3,7 +3,8 @@
 from typing import Any
 
 from bench.cell import Cell
-from bench.models.modules import calls, modules
+from bench.models.modules import calls
+from bench.models.training import trained_modules
 from bench.record import Practice
 from bench.zero.practice import practice, step_calls
 from bench.zero.stages import STRATEGIES
@@ -12,22 +13,37 @@ from bench.zero.theory import BYTES_PER_ELEMENT
 _GATHER, _SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
 
 
-def sentences(cell: Cell, found: Practice, num_params: int, backend: str, config: dict[str, Any] | None) -> list[str]:
+def sentences(
+    cell: Cell,
+    found: Practice,
+    num_params: int,
+    backend: str,
+    config: dict[str, Any] | None,
+    *,
+    trained: int | None = None,
+) -> list[str]:
     """Return one sentence for each cause by which ``found`` differs from the paper's volumes.
 
     ``found`` is the prediction for ``cell`` and ``num_params`` its psi. Without ``config`` (the model's
-    ``config.json``) what recomputation and a tied embedding add is left out.
+    ``config.json``) what recomputation and a tied embedding add is left out. ``trained``: parameters that are not
+    frozen, of which alone there are gradients to reduce.
     """
     if cell.world_size == 1:
         return []
     stage = STRATEGIES[cell.strategy].zero_stage
     psi = num_params * BYTES_PER_ELEMENT[cell.dtype]
     moved = {(volume.phase, volume.op): volume.num_bytes for volume in found.volumes}
+    own = psi if trained is None else trained * BYTES_PER_ELEMENT[cell.dtype]
     said: list[str] = []
+    if own < psi:
+        said.append(
+            f"Only {own / psi:.3g} of psi is trained: frozen parameters are never reduced and, below stage 3, never "
+            "gathered; stage 3 gathers them like all others."
+        )
     if stage in (1, 2):
-        said += _stages_1_and_2(cell, stage, moved, psi)
+        said += _stages_1_and_2(cell, stage, moved, own)
     if stage == 3:
-        said += _stage_3(cell, moved, psi)
+        said += _stage_3(cell, moved, psi, own)
         said += _recompute_and_ties(cell, found, backend, config) if config else []
     if cell.strategy == "fsdp2":
         said += _fsdp2(cell, moved, psi)
@@ -96,7 +112,7 @@ def _fsdp2(cell: Cell, moved: dict[tuple[str, str], int], psi: int) -> list[str]
     return said
 
 
-def _stage_3(cell: Cell, moved: dict[tuple[str, str], int], psi: int) -> list[str]:
+def _stage_3(cell: Cell, moved: dict[tuple[str, str], int], psi: int, own: int) -> list[str]:
     steps = cell.gradient_accumulation_steps
     said = [_each_micro_step(cell, "gathers and reduces")] if steps > 1 else []
     forward, backward = (
@@ -126,7 +142,7 @@ def _stage_3(cell: Cell, moved: dict[tuple[str, str], int], psi: int) -> list[st
             "Some collectives are all-reduces, with twice the bytes on the wire, because reduce_scatter is off or "
             "stage3_use_all_reduce_for_fetch_params on (deepspeedai/DeepSpeed#1173)."
         )
-    padding = moved.get(("backward", _SCATTER), 0) - psi * steps
+    padding = moved.get(("backward", _SCATTER), 0) - own * steps
     if padding > 0:
         said.append(
             f"Padding: every parameter is rounded up to a multiple of N, {padding:,} bytes more in the reduce-scatters "
@@ -148,7 +164,7 @@ def _recompute_and_ties(cell: Cell, found: Practice, backend: str, config: dict[
             else "Recomputation gathers nothing again: a block's parameters stay from there to its backward (DeepSpeed "
             "0.19.8, runtime/zero/partitioned_param_coordinator.py)."
         )
-    model = modules(config)
+    model = trained_modules(config, cell.lora, cell.freeze)
     twice = [p for m in calls(model) for p in m.parameters if m.name == "lm_head"] if model else []
     step = step_calls(cell, config) or []
     tied = [p for p in twice if p.name != "lm_head.weight"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.models.modules import Module, Parameter, calls, parameters
 from bench.zero.defaults import SIZES, SWITCHES
-from bench.zero.trace import Event, micro_step
+from bench.zero.trace import Checkpointing, Event, micro_step
 
 
 class Call(NamedTuple):
@@ -49,7 +49,7 @@ def gathers(
     *,
     world_size: int,
     gradient_accumulation_steps: int,
-    activation_checkpointing: bool,
+    activation_checkpointing: Checkpointing,
     num_steps: int,
 ) -> list[Call]:
     """Return the gathers of the last of ``num_steps`` optimizer steps, counted from the building of the engine.
@@ -81,6 +81,7 @@ class _Coordinator:
         self.in_flight: dict[Parameter, list[Parameter]] = {}  # with those that came in the same call
         self.users: dict[Parameter, set[str]] = {parameter: set() for parameter in self.all}
         self.in_backward: dict[str, Module] = {}
+        self.recomputed: dict[str, set[Parameter]] = {}  # frozen ones, by the module in whose backward they were used
         self.num_live = 0
         self.position = 0
         self.trace: list[Module] = []
@@ -102,7 +103,7 @@ class _Coordinator:
                 self._release(event.module, event.forward)
         while self.in_backward:  # release_backward_leftovers
             name, module = self.in_backward.popitem()
-            for parameter in module.parameters:
+            for parameter in {*module.parameters, *self.recomputed.pop(name, ())}:
                 self.users[parameter].discard(name)
                 if parameter not in self.persistent:
                     self._free(parameter)
@@ -138,8 +139,12 @@ class _Coordinator:
         if not forward:
             self.in_backward[module.name] = module
         self._gather([p for p in module.parameters if self._away(p)])
+        owner = next(reversed(self.in_backward), None) if forward and self.phase == "backward" else None
         for parameter in module.parameters:
             self.users[parameter].add(module.name)
+            if owner is not None and not parameter.trainable:
+                self.users[parameter].add(owner)
+                self.recomputed.setdefault(owner, set()).add(parameter)
             self._wait(parameter)
         if self.complete:
             self._prefetch(module)
@@ -168,9 +173,14 @@ class _Coordinator:
 
     def _release(self, module: Module, forward: bool) -> None:
         released = self._released(module) if self.complete else set(module.parameters)
+        concerned = set(module.parameters)
         if not forward:
             self.in_backward.pop(module.name, None)
-        for parameter in module.parameters:
+            recomputed = self.recomputed.pop(module.name, set())
+            # In place, as DeepSpeed's: what is remembered of the module has them from now on.
+            released |= recomputed - self.persistent
+            concerned |= recomputed
+        for parameter in concerned:
             self.users[parameter].discard(module.name)
             if parameter in released:
                 self._free(parameter)

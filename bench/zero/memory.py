@@ -6,12 +6,14 @@ temporaries of the for-loop AdamW. A category without a formula is missing, neve
 is none. Symbols: psi parameters, N ranks, w bytes of an element of the model's dtype.
 """
 
+from itertools import pairwise
 from typing import Any
 
 from bench.cell import Cell
 from bench.models.activations import activation_bytes, logits_loss_bytes
 from bench.models.counts import ParamCount
-from bench.models.modules import tensor_sizes
+from bench.models.modules import parameters
+from bench.models.training import trained_modules
 from bench.zero.defaults import SIZES, SWITCHES
 from bench.zero.stages import HPZ_KEY, STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT
@@ -50,12 +52,20 @@ class RankSizes:
         self.stage = STRATEGIES[cell.strategy].zero_stage
         self.width = BYTES_PER_ELEMENT[cell.dtype]
         self.ranks = cell.world_size
-        self.sizes = tensor_sizes(config) or [params.total]
-        self.known = tensor_sizes(config) is not None
-        self.total = params.total
+        tree = trained_modules(config, cell.lora, cell.freeze)
+        self.known = tree is not None
+        held = parameters(tree) if tree else []
+        self.all_sizes = [parameter.numel for parameter in held] or [params.total]
+        # Of the trained ones, which alone have gradients and optimizer states.
+        self.sizes = [parameter.numel for parameter in held if parameter.trainable] or [params.trained]
+        self.total, self.frozen = params.trained, params.total - params.trained
         self.flat = -(-self.total // (_ALIGNMENT * self.ranks)) * _ALIGNMENT * self.ranks
-        self.sharded = sum(-(-size // self.ranks) for size in self.sizes)  # stage 3 pads each tensor
+        self.sharded = self._sharded(self.sizes)
+        self.all_sharded = self._sharded(self.all_sizes)
         self.batch = (cell.train_micro_batch_size_per_gpu, cell.seq_length)
+
+    def _sharded(self, sizes: list[int]) -> int:
+        return sum(-(-size // self.ranks) for size in sizes)  # stage 3 pads each tensor
 
     def setting(self, name: str) -> int:
         """The value of a ``zero_optimization`` key, in elements."""
@@ -141,7 +151,7 @@ class RankSizes:
         """Bytes of the parameters that stage 3 keeps within a step, in module order up to the model's limit."""
         threshold, left = (self.setting(f"stage3_{name}_persistence_threshold") for name in ("param", "model"))
         kept = 0
-        for size in self.sizes if self.ranks > 1 else ():  # of one rank, the shard is the parameter
+        for size in self.all_sizes if self.ranks > 1 else ():  # of one rank, the shard is the parameter
             if size <= threshold and kept + size <= left:
                 kept += size
         return kept * self.width
@@ -174,10 +184,19 @@ def predict(cell: Cell, config: dict[str, Any], params: ParamCount, point: str, 
 
 
 def peaks(at: RankSizes) -> list[Bytes]:
-    """Return the moments of a step one of which is its peak; none where the model's activations have no formula."""
-    if not at.known or "activations" not in _saved(at, at_peak=True) or at.setting(HPZ_KEY) > 1:
+    """Return the moments of a step one of which is its peak; none where there is no formula for it."""
+    if not at.known or "activations" not in _saved(at, at_peak=True) or _peaks_elsewhere(at):
         return []
     return [_loss_backward(at), _first_gradient(at), _reduction(at), _step(at)]
+
+
+def _peaks_elsewhere(at: RankSizes) -> bool:
+    """Where states are small, the recomputation of a block may hold most, or what stage 3 has gathered then.
+
+    What ZeRO++ (hpZ) leaves gathered has no formula.
+    """
+    small = at.frozen > 0 and (bool(at.cell.activation_checkpointing) or at.stage == 3)
+    return small or at.setting(HPZ_KEY) > 1
 
 
 def _states(at: RankSizes, point: str) -> Bytes:
@@ -187,6 +206,7 @@ def _states(at: RankSizes, point: str) -> Bytes:
     step when it is built. fp32: 4 psi and 8 psi, the parameters being their own master copy; stages 1 to 3 keep an fp32
     copy of their shard besides (12 psi / N). Stages 1 and 2 divide the states by N, stage 3 the parameters too. Adam's
     step counter is 4 bytes per tensor that it updates: each parameter at stage 0 and under DDP, the flat shard above.
+    States are those of the trained parameters; frozen ones are held whole but at stage 3.
     """
     shard = {1: at.flat // at.ranks, 2: at.flat // at.ranks, 3: at.sharded}.get(at.stage or 0, at.total)
     own_master = bool(at.stage) or at.width == 2
@@ -194,7 +214,8 @@ def _states(at: RankSizes, point: str) -> Bytes:
     groups = len(at.sub_groups) if at.stage == 3 else 1 if at.stage else len(at.sizes)
     counters = 4 * groups if at.stage or at.known else 0
     states = 4 * shard * own_master + (8 * shard + counters) * moments_exist
-    held = {1: at.flat, 2: at.flat, 3: at.sharded}.get(at.stage or 0, at.total)
+    held = {1: at.flat, 2: at.flat, 3: at.all_sharded}.get(at.stage or 0, at.total)
+    held += 0 if at.stage == 3 else at.frozen
     found: Bytes = {"parameters": held * at.width, "optimizer_states": states}
     return found | ({"offload_buffers": sum(at.offload_buffers)} if at.cell.offloads_optimizer else {})
 
@@ -233,25 +254,35 @@ def _stage_3(at: RankSizes, point: str) -> Bytes:
     """Stage 3's bucket (permanent), persisted parameters, and parameters that stay gathered.
 
     At the end of forward about ``stage3_max_live_parameters`` elements are gathered, at least the last tensor in use,
-    the output embedding; never more than the model has. Before the first step and inside the optimizer step, none.
-    ZeRO++ (hpZ) has a second shard of each parameter, one for each node.
+    the output embedding; never more than the model has; no figure where some are frozen, whose modules backward may
+    leave out. Before the first step and inside the optimizer step, none. ZeRO++ (hpZ) has a second shard of each
+    parameter, one for each node.
     """
     found: Bytes = {"zero_buckets": at.bucket}
     gathered = point == "forward"
-    rest = at.total * at.width - at.persisted
-    live = max(at.setting("stage3_max_live_parameters"), max(at.sizes[0], at.sizes[-1])) * at.width
+    rest = (at.total + at.frozen) * at.width - at.persisted
+    live = max(at.setting("stage3_max_live_parameters"), max(at.all_sizes[0], at.all_sizes[-1])) * at.width
     found["persisted_parameters"] = at.persisted if point in ("forward", "backward") else 0
     if (group := at.setting(HPZ_KEY)) > 1:
         # Gone when the optimizer step ends, made again by the first forward. What stays gathered has no formula.
-        found["secondary_parameters"] = sum(-(-size // min(group, at.ranks)) for size in at.sizes) * at.width
-    else:
+        found["secondary_parameters"] = sum(-(-size // min(group, at.ranks)) for size in at.all_sizes) * at.width
+    elif not (gathered and at.frozen):
         found["gathered_parameters"] = min(rest, live) if gathered and at.ranks > 1 else 0
     return found
 
 
 def _saved(at: RankSizes, *, at_peak: bool) -> Bytes:
     """Activations, logits and loss (bench.models.activations)."""
-    kept = activation_bytes(at.config, *at.batch, at.width, at.cell.activation_checkpointing)
+    kept = activation_bytes(
+        at.config,
+        *at.batch,
+        at.width,
+        bool(at.cell.activation_checkpointing),
+        attention=at.cell.attn_implementation or "sdpa",
+        lora=at.cell.lora,
+        frozen=at.cell.freeze is not None,
+        linear_keeps_input=at.stage == 3,
+    )
     logits = logits_loss_bytes(at.config, *at.batch, at_peak=at_peak)
     if logits is not None:
         logits += at.losses - 4  # those of the micro-steps before
@@ -261,7 +292,8 @@ def _saved(at: RankSizes, *, at_peak: bool) -> Bytes:
 def _temporaries(at: RankSizes) -> Bytes:
     """Temporaries of the for-loop AdamW, whose update needs two fp32 tensors like the one it updates (8 B per element).
 
-    DDP and stage 0: 8 B x the largest tensor, and in 16-bit an fp32 copy of all gradients (4 psi). Stages 1 to 3: the
+    DDP and stage 0: 8 B x the largest tensor (and 4 B x the tensor before, of which one is still there), and in 16-bit
+    an fp32 copy of all gradients (4 psi). Stages 1 to 3: the
     fp32 gradient of the shard, 4 B, and 8 B x the same; at stage 3 sub-group by sub-group. Norms are not in it.
     """
     if at.stage:
@@ -270,7 +302,8 @@ def _temporaries(at: RankSizes) -> Bytes:
         return {"step_temporaries": (8 if at.cell.offloads_optimizer else 12) * shard}
     if not at.known:
         return {}
-    return {"step_temporaries": 8 * max(at.sizes) + (4 * at.total if at.width == 2 else 0)}
+    update = max(8 * size + 4 * before for before, size in pairwise([0, *at.sizes]))
+    return {"step_temporaries": update + (4 * at.total if at.width == 2 else 0)}
 
 
 def _step(at: RankSizes) -> Bytes:

@@ -17,10 +17,15 @@ Data collectives only; control collectives (at most 8 elements) are left out. Pa
   forward, in backward every block again (not the rest, which stays), and reduce-scatters every gradient; each parameter
   is padded to a multiple of N rows (``distributed/fsdp/_fully_shard/_fsdp_collectives.py``). One rank sends nothing.
 
+Frozen parameters are in no gradient bucket and in no flat partition of the optimizer: stages 0 to 2 move the trained
+ones alone, stage 3 gathers all and reduces the trained ones (bench.models.training has which those are).
+
 Other keys (bucket sizes at stages 1 and 2, ``overlap_comm``, ``round_robin_gradients``, ``allgather_partitions``,
 ``allgather_bucket_size``, ``sub_group_size``) change no volume. There is no answer (``None``) for a model family
 without a module tree, for ``stage3_module_granularity_threshold`` (it merges modules), for ZeRO++, and where a piece of
-at most 8 elements would be reduced in a call of its own, which the measurement files under control.
+at most 8 elements would be reduced in a call of its own, which the measurement files under control; nor for adapters
+under a ``stage3_model_persistence_threshold``, for they are made after all other parameters, nor for FSDP2 with frozen
+parameters.
 """
 
 from collections import Counter
@@ -29,14 +34,15 @@ from typing import Any
 
 from bench import wire
 from bench.cell import SETTLING_STEPS, Cell
-from bench.models.modules import Module, Parameter, calls, modules, parameters
+from bench.models.modules import Module, Parameter, calls, parameters
+from bench.models.training import trained_modules
 from bench.record import Practice, Volume
 from bench.zero.defaults import SIZES
 from bench.zero.gathers import Call, Limits, gathers, padded
 from bench.zero.stages import HPZ_KEY, STRATEGIES
 from bench.zero.theory import BYTES_PER_ELEMENT, TORCH_DTYPE
 
-DEEPSPEED, TRANSFORMERS, TORCH = "0.19.8", "5.24.", "2.13."
+DEEPSPEED, TRANSFORMERS, TORCH, PEFT = "0.19.8", "5.24.", "2.13.", "0.21."
 # A collective of at most so many elements steers the step (a norm, an overflow flag); it carries no model data.
 CONTROL_ELEMENTS = 8
 _LIMITS = {
@@ -57,13 +63,14 @@ def holds_for(stack: dict[str, str], strategy: str) -> bool:
     """Whether these rules describe a row that ran with ``stack`` (versions by package).
 
     Other releases of DeepSpeed may move other bytes; at stage 3 the order of module calls is that of one release of
-    transformers too.
+    transformers too, and of peft where adapters are trained.
     """
     stage = STRATEGIES[strategy].zero_stage
     if strategy == "fsdp2":
         return stack.get("torch", "").startswith(TORCH)
     return (stage is None or stack.get("deepspeed") == DEEPSPEED) and (
-        stage != 3 or stack.get("transformers", "").startswith(TRANSFORMERS)
+        stage != 3
+        or (stack.get("transformers", "").startswith(TRANSFORMERS) and stack.get("peft", PEFT).startswith(PEFT))
     )
 
 
@@ -94,22 +101,29 @@ def practice(cell: Cell, config: dict[str, Any], backend: str) -> Practice | Non
 
 def step_calls(cell: Cell, config: dict[str, Any]) -> list[Call] | None:
     """Return the collectives of one settled step: gathers one by one, reductions summed up per micro-step."""
-    model = modules(config)
+    model = trained_modules(config, cell.lora, cell.freeze, input_gradients=bool(cell.activation_checkpointing))
     if model is None:
         return None
     held = parameters(model)
     if any(parameter.numel <= CONTROL_ELEMENTS for parameter in held):
         return None
+    held = [parameter for parameter in held if parameter.trainable]
     stage = STRATEGIES[cell.strategy].zero_stage
     if cell.strategy == "fsdp2":
+        if len(held) < len(parameters(model)):
+            return None
         return _fsdp2(cell, model) if cell.world_size > 1 else []
     if not stage:
         return [Call("backward", "all_reduce", sum(parameter.numel for parameter in held))]
     if stage < 3:
         return _stage_1_or_2(cell, stage, held)
     settings = cell.zero_optimization
-    if settings.get("stage3_module_granularity_threshold") or settings.get(HPZ_KEY, 1) > 1:
-        return None  # merged modules; and ZeRO++ gathers within a node what it has gathered once
+    if (
+        settings.get("stage3_module_granularity_threshold")
+        or settings.get(HPZ_KEY, 1) > 1  # it gathers within a node what it has gathered once
+        or (cell.lora is not None and "stage3_model_persistence_threshold" in settings)
+    ):
+        return None
     limits: dict[str, Any] = {_LIMITS[key]: value for key, value in settings.items() if key in _LIMITS}
     if settings.get("stage3_allgather_sequential"):
         limits["prefetch_bucket_size"] = 1  # runtime/engine.py, _configure_zero_optimizer

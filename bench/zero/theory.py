@@ -22,9 +22,17 @@ def adam_bytes_per_param(dtype: str) -> tuple[int, int, int]:
 
 
 def model_state_bytes(
-    num_params: int, strategy: str, world_size: int, dtype: str, on_host: frozenset[str] = frozenset()
+    num_params: int,
+    strategy: str,
+    world_size: int,
+    dtype: str,
+    trained: int | None = None,
+    on_host: frozenset[str] = frozenset(),
 ) -> float:
     """Bytes of parameters, gradients and optimizer states on each of ``world_size`` GPUs (paper, table 1).
+
+    Of ``num_params`` parameters ``trained`` (all, if it is left out) have gradients and optimizer states: 2 psi + 14
+    psi_trained bytes in 16-bit, each part divided as the stage says. The paper trains all.
 
     ``on_host``: what is offloaded (``optimizer``, ``param``) and so not on the GPU: with the optimizer states go the
     gradients (Ren et al., "ZeRO-Offload", ATC'21, arXiv 2101.06840, section 4), with the parameters of stage 3 these
@@ -36,35 +44,39 @@ def model_state_bytes(
     if "param" in on_host:
         params = 0
     shards = STRATEGIES[strategy].shards
-    per_param = (
-        params / (world_size if "parameters" in shards else 1)
-        + grads / (world_size if "gradients" in shards else 1)
-        + states / (world_size if "optimizer states" in shards else 1)
-    )
-    return num_params * per_param
+    per_trained = grads / (world_size if "gradients" in shards else 1)
+    per_trained += states / (world_size if "optimizer states" in shards else 1)
+    held = num_params * (params / (world_size if "parameters" in shards else 1))
+    return held + (num_params if trained is None else trained) * per_trained
 
 
-def wire_bytes_per_step(num_params: int, strategy: str, world_size: int, dtype: str) -> float:
+def wire_bytes_per_step(
+    num_params: int, strategy: str, world_size: int, dtype: str, trained: int | None = None
+) -> float:
     """Bytes each GPU sends per optimizer step (paper, section 7): 2 psi, or 3 psi with sharded parameters.
 
     ``psi`` is ``num_params`` elements; the ring factor (N-1)/N, which the paper drops, is applied so
     that the figure is comparable with counted wire bytes. The paper has no gradient accumulation: this
-    is the volume of one micro-step.
+    is the volume of one micro-step. With frozen parameters: 2 psi_trained, or 2 psi + psi_trained.
     """
-    volumes = 3 if "parameters" in STRATEGIES[strategy].shards else 2
-    return volumes * num_params * BYTES_PER_ELEMENT[dtype] * (world_size - 1) / world_size
+    moved = 2 * num_params if trained is None else 2 * trained
+    if "parameters" in STRATEGIES[strategy].shards:
+        moved = 2 * num_params + (num_params if trained is None else trained)
+    return moved * BYTES_PER_ELEMENT[dtype] * (world_size - 1) / world_size
 
 
-def volumes(num_params: int, strategy: str, dtype: str) -> dict[tuple[str, str], int]:
+def volumes(num_params: int, strategy: str, dtype: str, trained: int | None = None) -> dict[tuple[str, str], int]:
     """Return the bytes of the larger side by (phase, operation) that `wire_bytes_per_step` is made of.
 
     Data parallelism all-reduces psi gradients. With sharded optimizer states the gradients are reduce-scattered and the
-    updated parameters gathered; with sharded parameters these are gathered in forward and again in backward.
+    updated parameters gathered; with sharded parameters these are gathered in forward and again in backward. Only
+    ``trained`` parameters have gradients and are updated.
     """
-    psi, shards = num_params * BYTES_PER_ELEMENT[dtype], STRATEGIES[strategy].shards
+    width, shards = BYTES_PER_ELEMENT[dtype], STRATEGIES[strategy].shards
+    psi, own = num_params * width, (num_params if trained is None else trained) * width
     if not shards:
-        return {("backward", "all_reduce"): psi}
+        return {("backward", "all_reduce"): own}
     gather, reduction = "all_gather_into_tensor", ("backward", "reduce_scatter_tensor")
     if "parameters" in shards:
-        return {("forward", gather): psi, ("backward", gather): psi, reduction: psi}
-    return {reduction: psi, ("step", gather): psi}
+        return {("forward", gather): psi, ("backward", gather): psi, reduction: own}
+    return {reduction: own, ("step", gather): own}

@@ -19,7 +19,10 @@ class Event(NamedTuple):
     phase: Literal["forward", "backward"]
 
 
-def micro_step(model: Module, activation_checkpointing: bool) -> list[Event]:
+Checkpointing = bool | Literal["reentrant"]
+
+
+def micro_step(model: Module, activation_checkpointing: Checkpointing) -> list[Event]:
     """Return the events of one forward and backward pass, in order."""
     return [*_forward(model, "forward"), *_backward(model, activation_checkpointing)]
 
@@ -31,14 +34,15 @@ def _forward(module: Module, phase: Literal["forward", "backward"]) -> Iterator[
     yield Event("release", module, True, phase)
 
 
-def _backward(module: Module, checkpointing: bool) -> Iterator[Event]:
+def _backward(module: Module, checkpointing: Checkpointing) -> Iterator[Event]:
     """Yield the events of backward, the mirror of forward.
 
     A module whose inputs carry no gradient (an embedding) has nothing that could call its release: DeepSpeed lets it go
     when backward is over (``release_backward_leftovers``).
     """
     if checkpointing and module.block:
-        yield from _backward_with_recompute(module)
+        again = _backward_reentrant if checkpointing == "reentrant" else _backward_with_recompute
+        yield from again(module)
         return
     yield Event("fetch", module, False, "backward")
     for child in reversed(module.children):
@@ -61,6 +65,18 @@ def _backward_with_recompute(block: Module) -> Iterator[Event]:
         yield event
         if event.kind == "fetch" and event.module.name == last.name:
             yield from _recompute(block, last)
+
+
+def _backward_reentrant(block: Module) -> Iterator[Event]:
+    """Backward of a block under reentrant checkpointing: its whole forward again, then backward.
+
+    ``torch.utils.checkpoint``, ``CheckpointFunction``.
+    """
+    first, *rest = _backward(block, checkpointing=False)
+    yield first
+    for child in block.children:
+        yield from _forward(child, "backward")
+    yield from rest
 
 
 def _recompute(block: Module, last: Module) -> Iterator[Event]:

@@ -45,7 +45,12 @@ def _counted(record, number, collectives):
 
 
 def real(ranks, settings):
-    """Return what every rank of a real run counted, in rank order.
+    """Return what every rank of a real run counted, in rank order, as `measured` does."""
+    return measured(ranks, settings)[1]
+
+
+def measured(ranks, settings):
+    """Return the record of a real run, and what every rank of it counted, in rank order.
 
     Bytes of memory, elements of shards, and ``collectives``: every one of the last counted step, in the order of issue.
     """
@@ -56,7 +61,7 @@ def real(ranks, settings):
     found = [_counted(record, rank, json.loads(file.read_text())) for rank, file in enumerate(left)]
     for file in left:
         file.unlink()
-    return found
+    return record, found
 
 
 def emulated(ranks, settings, rank, path="cpu"):

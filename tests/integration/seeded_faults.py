@@ -356,6 +356,13 @@ def a_replica_drifts():
         loop.train_step = step
 
 
+def inputs_require_no_gradient():
+    """As if neither transformers nor peft saw to it (enable_input_require_grads)."""
+    from transformers import PreTrainedModel
+
+    PreTrainedModel.enable_input_require_grads = lambda self: None
+
+
 FAULTS = {
     name: value
     for name, value in globals().items()

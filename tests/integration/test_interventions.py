@@ -25,6 +25,7 @@ from bench.emulate import interventions
 from bench.emulate.accelerator import PATHS, CudaLikeAccelerator, TargetAccelerator
 from bench.emulate.allocator import Allocator
 from bench.emulate.emulator import Emulator
+from bench.emulate.hollow import AddressSpace
 from bench.measure.comm import _NAMES, CollectiveRecorder
 
 RANK, WORLD_SIZE = 3, 8
@@ -231,12 +232,20 @@ def test_tolist_and_numpy_pass_no_dispatcher_and_are_seen_all_the_same():
     assert not [name for name in recorder.names if name not in ("aten::detach", "aten::alias")]
 
 
+def test_a_tensor_without_memory_is_printed_without_its_content():
+    hollow = AddressSpace().tensor((2, 3), (3, 1), torch.bfloat16, 12)
+    with interventions.content_unprinted():
+        assert repr(hollow) == "tensor(without content, size=(2, 3), dtype=torch.bfloat16)"
+        assert repr(torch.nn.Parameter(hollow, requires_grad=False)).startswith("Parameter containing:\ntensor(without")
+        assert repr(torch.tensor([1, 2])) == "tensor([1, 2])"
+
+
 def test_interventions_are_undone():
     def now():
         methods = (
             getattr(torch.Tensor, name) for name in ("record_stream", "narrow", "__getitem__", "tolist", "numpy")
         )
-        return (*methods, zero_utils.dist)
+        return (*methods, zero_utils.dist, torch._tensor_str._str)
 
     def fail():
         assert not set(now()) & set(before)
@@ -250,6 +259,7 @@ def test_interventions_are_undone():
         interventions.agreement_with_rank_0(),
         interventions.views_undispatched(),
         interventions.reads_seen(print),
+        interventions.content_unprinted(),
     ):
         fail()
     assert now() == before

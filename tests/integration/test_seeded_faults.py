@@ -22,6 +22,13 @@ DDP = {"strategy": "ddp"}
 DDP_GAS = {"strategy": "ddp", "gradient_accumulation_steps": 2}
 GPT2 = {"strategy": "ddp", "model": "gpt2-tiny"}
 RECOMPUTED = {"strategy": "z1", "activation_checkpointing": True}
+# Without what transformers does by itself, a reentrant block whose input requires no gradient trains nothing, silently.
+FROZEN_BELOW = {
+    "strategy": "z1",
+    "activation_checkpointing": "reentrant",
+    "finetuning": "freeze",
+    "freeze": {"trainable": ["model.layers.1.*", "lm_head*"]},
+}
 
 # fault, cell, the check that must catch it, verdict, words that its finding must have
 CASES = [
@@ -50,6 +57,7 @@ CASES = [
     ("dropout_is_on", GPT2, "parity", "invalid", ""),
     ("a_layer_is_frozen", DDP, "parameter count", "suspect", "are trained"),
     ("nothing_is_recomputed", RECOMPUTED, "effective settings", "suspect", "activation_checkpointing"),
+    ("inputs_require_no_gradient", FROZEN_BELOW, "parity", "invalid", "gradient norm"),
     ("the_updated_parameters_are_not_gathered", Z1, "parity", "invalid", ""),
     ("one_rank_loses_its_loss", Z1, "finite loss", "invalid", "not finite"),
     ("all_results_are_of_rank_0", Z1, "ranks", "invalid", "results came from"),
