@@ -20,7 +20,7 @@ Run it, in its folder: {command}
 {notes}
 """
 
-import torch
+{imports}
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
 MODEL = {model}  # {kind}
@@ -45,7 +45,7 @@ class Tokens(torch.utils.data.Dataset):
 
 {optimizer}
 def make_trainer():
-    arguments = TrainingArguments(**ARGUMENTS)  # before the model, which stage 3 shards as it is made
+{start}    arguments = TrainingArguments(**ARGUMENTS)  # before the model, which stage 3 shards as it is made
     config = AutoConfig.from_pretrained(MODEL, use_cache=False)
     # For trained weights: AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.{dtype})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.{dtype}{experts})
@@ -56,6 +56,10 @@ def make_trainer():
 if __name__ == "__main__":
     make_trainer().train()
 '''
+
+_START = """    # With use_cpu transformers starts torch.distributed alone; stage 3 asks DeepSpeed for its ranks.
+    deepspeed.init_distributed("gloo")
+"""
 
 # Under DDP no DeepSpeed configuration names the optimizer.
 _OPTIMIZER = '''
@@ -89,12 +93,15 @@ def script(record: Record, command: str, deepspeed_file: str | None) -> str:
     if deepspeed_file is not None:
         arguments = {"deepspeed": deepspeed_file} | arguments
     implementation = cell.optimizer.implementation
+    by_hand = record.device == "cpu" and not ddp
     return _TEXT.format(
         title=title(record, "under HF Trainer"),
         command=command,
         notes="\n".join([*several_nodes(cell), *_notes(cell)]),
         model=f'"{model_path(cell)}"',
         kind="a folder or a hub id" if is_named(cell) else "the folder with this model's config.json; or a hub id",
+        imports="import deepspeed\nimport torch" if by_hand else "import torch",
+        start=_START if by_hand else "",
         arguments="\n".join(f"    {_quoted(key)}: {_quoted(value)}," for key, value in arguments.items()),
         seq_length=cell.seq_length,
         num_sequences=cell.train_batch_size * cell.total_steps,

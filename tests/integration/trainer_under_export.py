@@ -7,8 +7,6 @@ settled step of zerostage's own loop. One start of the ranks for all rows: impor
 training these models.
 """
 
-import contextlib
-import dataclasses
 import gc
 import json
 import os
@@ -19,36 +17,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from deepspeed.runtime.zero.partition_parameters import Init
-from transformers import TrainerCallback
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from watch import SETTLED, Watch, plain
 
 from bench.cell import Cell
-from bench.measure.comm import CollectiveRecorder
 from bench.measure.memory import memory_meter
 from bench.worker.effective import effective_settings
 from bench.worker.engine import build_engine, zero_config
 from bench.worker.loop import Loop
 from bench.worker.model import DTYPES, build_model
 from bench.worker.rank import RealRank
-
-SETTLED, LOGGED = 4, 5
-
-
-class Watch(TrainerCallback):
-    """Records what is issued between the ends of two optimizer steps, Trainer's own included."""
-
-    def __init__(self):
-        self.recorders = {}
-        self.active = contextlib.ExitStack()
-
-    def on_step_end(self, args, state, control, **others):
-        self.active.close()
-        if (step := state.global_step + 1) in (SETTLED, LOGGED):
-            self.recorders[step] = self.active.enter_context(CollectiveRecorder())
-
-
-def plain(events):
-    return [dataclasses.astuple(dataclasses.replace(event, phase="")) for event in events]
 
 
 def under_trainer(folder):
@@ -63,9 +41,7 @@ def under_trainer(folder):
         "effective": effective_settings(trainer.model_wrapped) if zero_config(CELL) else None,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "steps": trainer.state.global_step,
-        "settled": plain(watch.recorders[SETTLED].events),
-        "logged": plain(watch.recorders[LOGGED].events),
-    }
+    } | watch.seen()
     if zero_config(CELL):
         trainer.model_wrapped.destroy()
     unset_hf_deepspeed_config()

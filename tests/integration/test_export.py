@@ -1,0 +1,170 @@
+"""An exported row, used: HF Trainer takes the row's optimizer steps, its engine the row's settings, to the last byte."""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from conftest import zerostage
+
+from bench.cell import Cell
+from bench.environment import fingerprint
+from bench.export.command import show_config
+from bench.launch.deepspeed import environment, free_port
+from bench.launch.extensions import folder as extensions_folder
+from bench.models.catalog import load_config
+from bench.shared_memory import remove_buffers
+from bench.store import read_records
+
+pytestmark = pytest.mark.ranks
+
+# (phase, operation, dtype, elements, bytes, ranks, during autograd, group); phases are left out.
+TOKENS = ["", "all_gather", "int64", 2, 16, 2, False, "intra-node"]  # of a step, over which the loss is averaged
+METRIC = ["", "all_gather", "float32", 2, 8, 2, False, "intra-node"]  # the loss; the floating-point operations so far
+SMALL = {
+    "reduce_bucket_size": 100_000,
+    "stage3_prefetch_bucket_size": 10_000,
+    "stage3_max_live_parameters": 40_000,
+    "stage3_max_reuse_distance": 20_000,
+    "stage3_param_persistence_threshold": 1_000,
+}
+# z3 comes first: it alone needs what the others leave behind in the process.
+MATRIX = {
+    "model": "llama-tiny",
+    "seq_length": 32,
+    "world_size": 2,
+    "strategy": ["z3", "z1", "z2", "z2-offload", "z3-offload-param"],
+}
+GAS_2 = {"strategy": "z2", "gradient_accumulation_steps": 2, "activation_checkpointing": True}
+LABELS = [
+    "z3/w2/mbs1/gas1/s32/bf16",
+    "z1/w2/mbs1/gas1/s32/bf16",
+    "z2/w2/mbs1/gas1/s32/bf16",
+    "z2-offload/w2/mbs1/gas1/s32/bf16",
+    "z3-offload-param/w2/mbs1/gas1/s32/bf16",
+    "z2/w2/mbs1/gas2/s32/bf16/ckpt",
+    "ddp/w2/mbs1/gas1/s32/fp32",
+]
+WITHOUT_OPTIMIZER = "z1 without the optimizer section"
+
+
+def folder_of(path, label):
+    return path / label.replace("/", "-")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    """Measured rows by label, as a user has them, and their run folder."""
+    folder = tmp_path_factory.mktemp("export")
+    include = [MATRIX | GAS_2, MATRIX | {"strategy": "ddp", "dtype": "fp32"}]
+    scenario = {"matrix": MATRIX, "include": include, "zero_optimization": SMALL, "warmup_steps": 1, "steps": 1}
+    (folder / "rows.yaml").write_text(json.dumps(scenario))
+    done = zerostage("run", folder / "rows.yaml", "--results", folder / "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = read_records(folder / "runs" / "rows")
+    return folder / "runs" / "rows", {record.label.removeprefix("llama-tiny/"): record for record in records}
+
+
+def launched(argv, folder):
+    """Run ranks of a test's own, under torchrun, with the environment of ranks."""
+    port = free_port()
+    stack = fingerprint()["stack"]
+    env = environment("cpu", extensions_folder({name: stack[name] for name in ("python", "torch", "deepspeed")}))
+    done = subprocess.run(
+        [sys.executable, "-m", *(part.format(port=port) for part in argv)],
+        cwd=folder,
+        env=env,
+        timeout=1200,
+        capture_output=True,
+        text=True,
+    )
+    remove_buffers(str(port))
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+
+
+TORCHRUN = ["torch.distributed.run", "--nproc_per_node=2", "--master_port={port}"]
+RANKS = __file__.replace("test_export.py", "trainer_under_export.py")
+
+
+def seen_under(launcher, folder, wanted):
+    """Train from exported folders, a dict from name to folder and cell, in one launch; return what each left."""
+    asked = [[str(where), cell.model_dump(), load_config(cell.model)] for where, cell in wanted.values()]
+    (folder / "asked.json").write_text(json.dumps(asked))
+    launched([*launcher, RANKS, str(folder / "asked.json"), str(folder / "seen.json")], folder)
+    return dict(zip(wanted, json.loads((folder / "seen.json").read_text()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def trained(rows, tmp_path_factory):
+    run, records = rows
+    folder = tmp_path_factory.mktemp("trainer")
+    wanted = {}
+    for label in LABELS:
+        wanted[label] = folder_of(folder, label), records[label].cell
+        show_config(run, f"llama-tiny/{label}", "trainer", wanted[label][0])
+    bare = folder / "bare"
+    show_config(run, f"llama-tiny/{LABELS[1]}", "trainer", bare)
+    config = json.loads((bare / "ds_config.json").read_text())
+    del config["optimizer"]
+    (bare / "ds_config.json").write_text(json.dumps(config))
+    wanted[WITHOUT_OPTIMIZER] = bare, records[LABELS[1]].cell
+    return seen_under(TORCHRUN, folder, wanted)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_trainer_issues_the_collectives_of_the_row_and_three_of_its_own(rows, trained, label):
+    seen, record = trained[label], rows[1][label]
+    assert seen["settled"] == [TOKENS, *seen["ours"]]
+    assert seen["logged"] == [METRIC, METRIC, TOKENS, *seen["ours"]]
+    measured = Counter()
+    for found in record.comm.collectives:
+        settings = found.model_dump(exclude={"phase", "count", "wire_bytes"})
+        measured[tuple(settings.values())] += found.count
+    assert Counter(tuple(event[1:]) for event in seen["ours"]) == measured
+    assert seen["steps"] == record.cell.total_steps == len(record.losses)
+    assert all(6 < loss < 8 for loss in seen["losses"])  # ln 1024 = 6.93: random weights, and no step was lost
+
+
+@pytest.mark.parametrize("label", LABELS[:-1])
+def test_the_engine_of_trainer_has_the_settings_of_the_row(rows, trained, label):
+    theirs, ours = trained[label]["effective"], rows[1][label].effective
+    # Read after training, not before it: stage 3 has then found its masters.
+    expected = {"optimizer_steps_at_start": (rows[1][label].cell.total_steps, 0), "node_of_rank": (None, [0, 0])}
+    if label.startswith("z3"):
+        expected["master_dtype"] = ("float32", None)
+    differing = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
+    assert {key: (theirs.get(key), ours.get(key)) for key in differing} == expected
+
+
+def test_without_the_optimizer_section_trainer_trains_in_two_groups(trained):
+    """So the section is needed, and the comparison can fail: parameters are gathered once per group."""
+    ours, theirs = trained[LABELS[1]]["ours"], trained[WITHOUT_OPTIMIZER]["settled"]
+    gathers = [[event for event in events if event[1] == "all_gather_into_tensor"] for events in (ours, theirs)]
+    assert [len(found) for found in gathers] == [1, 2]
+    assert sum(event[3] for event in gathers[1]) == gathers[0][0][3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", [LABELS[0], LABELS[5]])
+def test_accelerate_launches_the_row(rows, tmp_path, label):
+    run, records = rows
+    show_config(run, f"llama-tiny/{label}", "accelerate", tmp_path / "row")
+    launcher = ["accelerate.commands.launch", "--config_file", "row/accelerate.yaml", "--main_process_port={port}"]
+    # The file's names are relative to its folder.
+    text = (tmp_path / "row" / "accelerate.yaml").read_text()
+    (tmp_path / "row" / "accelerate.yaml").write_text(text.replace("ds_config.json", "row/ds_config.json"))
+    (seen,) = seen_under(launcher, tmp_path, {label: (tmp_path / "row", records[label].cell)}).values()
+    assert seen["settled"] == [TOKENS, *seen["ours"]]
+    assert seen["logged"] == [METRIC, METRIC, TOKENS, *seen["ours"]]
+
+
+def test_the_commands_that_the_files_name_train(rows, tmp_path):
+    run, records = rows
+    label = LABELS[0]
+    done = zerostage("select", "config", records[label].cell_id, "--as", "trainer", run, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    command = next(line for line in (tmp_path / "train.py").read_text().splitlines() if line.startswith("Run it"))
+    assert command == "Run it, in its folder: torchrun --nproc_per_node=2 --master_port=29500 train.py"
+    launched([*TORCHRUN, "train.py"], tmp_path)
+    assert Cell.model_validate(records[label].cell) == records[label].cell
