@@ -1,6 +1,7 @@
-"""An exported row, used: HF Trainer takes the row's optimizer steps, its engine the row's settings, to the last byte."""
+"""An exported row, used: HF Trainer takes its optimizer steps, with its settings, and moves the same bytes."""
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -8,7 +9,6 @@ from collections import Counter
 import pytest
 from conftest import zerostage
 
-from bench.cell import Cell
 from bench.environment import fingerprint
 from bench.export.command import show_config
 from bench.launch.deepspeed import environment, free_port
@@ -29,7 +29,6 @@ SMALL = {
     "stage3_max_reuse_distance": 20_000,
     "stage3_param_persistence_threshold": 1_000,
 }
-# z3 comes first: it alone needs what the others leave behind in the process.
 MATRIX = {
     "model": "llama-tiny",
     "seq_length": 32,
@@ -37,14 +36,17 @@ MATRIX = {
     "strategy": ["z3", "z1", "z2", "z2-offload", "z3-offload-param"],
 }
 GAS_2 = {"strategy": "z2", "gradient_accumulation_steps": 2, "activation_checkpointing": True}
-LABELS = [
-    "z3/w2/mbs1/gas1/s32/bf16",
-    "z1/w2/mbs1/gas1/s32/bf16",
+# In the order in which one process trains them: accelerate leaves word of DeepSpeed behind, which ddp must not find,
+# and z3 needs what any row of DeepSpeed leaves.
+DDP, Z3, Z1 = "ddp/w2/mbs1/gas1/s32/fp32", "z3/w2/mbs1/gas1/s32/bf16", "z1/w2/mbs1/gas1/s32/bf16"
+Z2_GAS_2 = "z2/w2/mbs1/gas2/s32/bf16/ckpt"
+UNDER_DEEPSPEED = [
+    Z3,
+    Z1,
     "z2/w2/mbs1/gas1/s32/bf16",
     "z2-offload/w2/mbs1/gas1/s32/bf16",
     "z3-offload-param/w2/mbs1/gas1/s32/bf16",
-    "z2/w2/mbs1/gas2/s32/bf16/ckpt",
-    "ddp/w2/mbs1/gas1/s32/fp32",
+    Z2_GAS_2,
 ]
 WITHOUT_OPTIMIZER = "z1 without the optimizer section"
 
@@ -71,6 +73,7 @@ def launched(argv, folder):
     port = free_port()
     stack = fingerprint()["stack"]
     env = environment("cpu", extensions_folder({name: stack[name] for name in ("python", "torch", "deepspeed")}))
+    del env["PYTHONSAFEPATH"]  # the ranks import what lies beside their script
     done = subprocess.run(
         [sys.executable, "-m", *(part.format(port=port) for part in argv)],
         cwd=folder,
@@ -80,7 +83,9 @@ def launched(argv, folder):
         text=True,
     )
     remove_buffers(str(port))
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    assert done.returncode == 0, "\n".join(
+        re.findall(r"^.*Error.*$|^.*line \d+.*$", done.stdout + done.stderr, flags=re.M)[-40:]
+    )
 
 
 TORCHRUN = ["torch.distributed.run", "--nproc_per_node=2", "--master_port={port}"]
@@ -100,19 +105,19 @@ def trained(rows, tmp_path_factory):
     run, records = rows
     folder = tmp_path_factory.mktemp("trainer")
     wanted = {}
-    for label in LABELS:
+    for label in [DDP, *UNDER_DEEPSPEED]:
         wanted[label] = folder_of(folder, label), records[label].cell
         show_config(run, f"llama-tiny/{label}", "trainer", wanted[label][0])
     bare = folder / "bare"
-    show_config(run, f"llama-tiny/{LABELS[1]}", "trainer", bare)
+    show_config(run, f"llama-tiny/{Z1}", "trainer", bare)
     config = json.loads((bare / "ds_config.json").read_text())
     del config["optimizer"]
     (bare / "ds_config.json").write_text(json.dumps(config))
-    wanted[WITHOUT_OPTIMIZER] = bare, records[LABELS[1]].cell
+    wanted[WITHOUT_OPTIMIZER] = bare, records[Z1].cell
     return seen_under(TORCHRUN, folder, wanted)
 
 
-@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("label", [DDP, *UNDER_DEEPSPEED])
 def test_trainer_issues_the_collectives_of_the_row_and_three_of_its_own(rows, trained, label):
     seen, record = trained[label], rows[1][label]
     assert seen["settled"] == [TOKENS, *seen["ours"]]
@@ -126,7 +131,7 @@ def test_trainer_issues_the_collectives_of_the_row_and_three_of_its_own(rows, tr
     assert all(6 < loss < 8 for loss in seen["losses"])  # ln 1024 = 6.93: random weights, and no step was lost
 
 
-@pytest.mark.parametrize("label", LABELS[:-1])
+@pytest.mark.parametrize("label", UNDER_DEEPSPEED)
 def test_the_engine_of_trainer_has_the_settings_of_the_row(rows, trained, label):
     theirs, ours = trained[label]["effective"], rows[1][label].effective
     # Read after training, not before it: stage 3 has then found its masters.
@@ -139,14 +144,14 @@ def test_the_engine_of_trainer_has_the_settings_of_the_row(rows, trained, label)
 
 def test_without_the_optimizer_section_trainer_trains_in_two_groups(trained):
     """So the section is needed, and the comparison can fail: parameters are gathered once per group."""
-    ours, theirs = trained[LABELS[1]]["ours"], trained[WITHOUT_OPTIMIZER]["settled"]
+    ours, theirs = trained[Z1]["ours"], trained[WITHOUT_OPTIMIZER]["settled"]
     gathers = [[event for event in events if event[1] == "all_gather_into_tensor"] for events in (ours, theirs)]
     assert [len(found) for found in gathers] == [1, 2]
     assert sum(event[3] for event in gathers[1]) == gathers[0][0][3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", [LABELS[0], LABELS[5]])
+@pytest.mark.parametrize("label", [Z3, Z2_GAS_2])
 def test_accelerate_launches_the_row(rows, tmp_path, label):
     run, records = rows
     show_config(run, f"llama-tiny/{label}", "accelerate", tmp_path / "row")
@@ -159,12 +164,9 @@ def test_accelerate_launches_the_row(rows, tmp_path, label):
     assert seen["logged"] == [METRIC, METRIC, TOKENS, *seen["ours"]]
 
 
-def test_the_commands_that_the_files_name_train(rows, tmp_path):
+@pytest.mark.slow
+def test_the_script_alone_trains_at_stage_3(rows, tmp_path):
     run, records = rows
-    label = LABELS[0]
-    done = zerostage("select", "config", records[label].cell_id, "--as", "trainer", run, "--output", tmp_path)
+    done = zerostage("select", "config", records[Z3].cell_id, "--as", "trainer", run, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
-    command = next(line for line in (tmp_path / "train.py").read_text().splitlines() if line.startswith("Run it"))
-    assert command == "Run it, in its folder: torchrun --nproc_per_node=2 --master_port=29500 train.py"
     launched([*TORCHRUN, "train.py"], tmp_path)
-    assert Cell.model_validate(records[label].cell) == records[label].cell
