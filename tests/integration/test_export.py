@@ -1,6 +1,7 @@
 """An exported row, used: HF Trainer takes its optimizer steps, with its settings, and moves the same bytes."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from collections import Counter
 
 import pytest
 from conftest import zerostage
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from bench.environment import fingerprint
 from bench.export.command import show_config
@@ -68,14 +70,14 @@ def rows(tmp_path_factory):
     return folder / "runs" / "rows", {record.label.removeprefix("llama-tiny/"): record for record in records}
 
 
-def launched(argv, folder):
-    """Run ranks of a test's own, under torchrun, with the environment of ranks."""
+def launched(argv, folder, python=sys.executable):
+    """Run ranks of a test's own, with the environment of ranks."""
     port = free_port()
     stack = fingerprint()["stack"]
     env = environment("cpu", extensions_folder({name: stack[name] for name in ("python", "torch", "deepspeed")}))
     del env["PYTHONSAFEPATH"]  # the ranks import what lies beside their script
     done = subprocess.run(
-        [sys.executable, "-m", *(part.format(port=port) for part in argv)],
+        [python, "-m", *(part.format(port=port) for part in argv)],
         cwd=folder,
         env=env,
         timeout=1200,
@@ -83,9 +85,8 @@ def launched(argv, folder):
         text=True,
     )
     remove_buffers(str(port))
-    assert done.returncode == 0, "\n".join(
-        re.findall(r"^.*Error.*$|^.*line \d+.*$", done.stdout + done.stderr, flags=re.M)[-40:]
-    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, "\n".join(re.findall(r"^.*(?:Error|, line \d+, in).*$", said, flags=re.M)[-40:])
 
 
 TORCHRUN = ["torch.distributed.run", "--nproc_per_node=2", "--master_port={port}"]
@@ -170,3 +171,37 @@ def test_the_script_alone_trains_at_stage_3(rows, tmp_path):
     done = zerostage("select", "config", records[Z3].cell_id, "--as", "trainer", run, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
     launched([*TORCHRUN, "train.py"], tmp_path)
+
+
+def write_tokenizer(folder):
+    """Write one of bytes: transformers refuses to train text without a tokenizer, and none is to be downloaded."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<s>", "</s>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"pad_token": "</s>"}))
+
+
+@pytest.mark.slow
+def test_llamafactory_issues_the_collectives_of_the_row_and_three_of_its_own(rows, trained, tmp_path):
+    """LLAMAFACTORY_PYTHON: the interpreter of an environment that has it, if this one has not."""
+    python = os.environ.get("LLAMAFACTORY_PYTHON", sys.executable)
+    if subprocess.run([python, "-c", "import llamafactory.train.tuner"], capture_output=True).returncode:
+        pytest.skip("llamafactory is not installed; name an interpreter that has it in LLAMAFACTORY_PYTHON")
+    run, records = rows
+    show_config(run, f"llama-tiny/{Z2_GAS_2}", "llamafactory", tmp_path)
+    write_tokenizer(tmp_path / "model")
+    (tmp_path / "data").mkdir()
+    info = {"c4_demo": {"file_name": "demo.jsonl", "columns": {"prompt": "text"}}}
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
+    lines = [json.dumps({"text": f"the text number {number}, of which some make a sequence"}) for number in range(200)]
+    (tmp_path / "data" / "demo.jsonl").write_text("\n".join(lines))
+    ranks = RANKS.replace("trainer_under", "llamafactory_under")
+    launched([*TORCHRUN, ranks, "seen.json"], tmp_path, python)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["steps"] == records[Z2_GAS_2].cell.total_steps
+    assert seen["settled"] == [TOKENS, *trained[Z2_GAS_2]["ours"]]
+    assert seen["logged"] == [METRIC, METRIC, TOKENS, *trained[Z2_GAS_2]["ours"]]
+    assert seen["effective"] == trained[Z2_GAS_2]["effective"]
