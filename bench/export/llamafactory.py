@@ -82,6 +82,11 @@ def _to_replace(record: Record) -> list[str]:
             "Two things differ from the row: weight decay leaves out norms and biases, and the implementation of AdamW",
             "is torch's choice. Neither can be said here without a DeepSpeed configuration.",
         ]
+    if STRATEGIES[cell.strategy].zero_stage == 3 and record.device == "cpu":
+        found += [
+            "On CPUs stage 3 does not start as it is: transformers starts torch.distributed alone, and stage 3 asks",
+            'DeepSpeed for its ranks. deepspeed.init_distributed("gloo") before LLaMA-Factory starts mends it.',
+        ]
     if cell.experts_implementation:
         found.append(f"The row ran its experts as {cell.experts_implementation}; LLaMA-Factory has no such key.")
     return found

@@ -8,6 +8,7 @@ import json
 import sys
 from pathlib import Path
 
+import deepspeed
 import torch.distributed as dist
 import yaml
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -28,6 +29,7 @@ class Settings(TrainerCallback):
             Path(sys.argv[1]).write_text(json.dumps(seen))
 
 
+deepspeed.init_distributed("gloo")  # on CPUs stage 3 needs it, as the exported file says
 watch = Watch()
 settings = yaml.safe_load(Path("llamafactory.yaml").read_text())
 run_exp(settings | {"logging_steps": SETTLED}, callbacks=[watch, Settings()])

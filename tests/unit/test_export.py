@@ -13,12 +13,13 @@ from bench.export.command import as_text, show_config, write_files
 from bench.export.deepspeed import deepspeed_config
 from bench.export.formats import FORMATS, exported
 from bench.models.catalog import load_config
-from bench.record import Record
+from bench.record import Record, parse_record
 from bench.scenario import Optimizer
 from bench.store import MANIFEST_VERSION, write_json, write_record
 from bench.zero.ds_config import ds_config
 from bench.zero.stages import VARIANTS
 
+RECORDS = Path(__file__).parents[1] / "data" / "records"
 OURS = {"steps_per_print", "wall_clock_breakdown"}
 DDP = {"strategy": "ddp", "dtype": "fp32"}
 
@@ -195,6 +196,14 @@ def test_llamafactorys_file() -> None:
     assert (settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]) == (1, 2)
 
 
+@pytest.mark.parametrize(("strategy", "device"), [("z3", "cpu"), ("z3", "cuda"), ("z2", "cpu")])
+def test_llamafactory_is_told_of_stage_3_on_cpus(strategy: str, device: str) -> None:
+    text = files("llamafactory", device, strategy=strategy)["llamafactory.yaml"]
+    assert ("init_distributed" in text) == (strategy == "z3" and device == "cpu")
+    script = files("trainer", device, strategy=strategy)["train.py"]
+    assert ('deepspeed.init_distributed("gloo")' in script) == (device == "cpu")
+
+
 def test_a_model_of_the_catalog_comes_with_its_configuration_and_a_hub_id_is_named() -> None:
     own = files("trainer")
     assert json.loads(own["model/config.json"]) == load_config("llama-tiny")
@@ -228,6 +237,16 @@ def test_ddp_in_bf16_is_refused(target: str) -> None:
 def test_ddp_has_no_deepspeed_configuration() -> None:
     with pytest.raises(ScenarioError, match="exported as deepspeed: ddp runs without DeepSpeed; take --as trainer"):
         files("deepspeed", **DDP)
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_an_emulated_row_is_exported_for_the_gpus_that_it_stands_for(target: str) -> None:
+    record = parse_record((RECORDS / "v3-emulated.json").read_text(), "v3-emulated.json")
+    found = exported(record, load_config(record.cell.model), target)
+    assert not any("use_cpu" in text or "gloo" in text for text in found.values())
+    assert json.loads(found["ds_config.json"])["train_batch_size"] == record.train_batch_size
+    first = [text.splitlines()[0] for name, text in found.items() if name.endswith((".py", ".yaml"))]
+    assert all(f"zerostage row {record.cell_id}" in line and "emulated with" in line for line in first)
 
 
 # Finding the row, and where its files go
