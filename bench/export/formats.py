@@ -39,7 +39,7 @@ def exported(record: Record, model_config: dict[str, Any], target: str) -> dict[
 
 def _why_not(record: Record, target: str) -> str | None:
     cell = record.cell
-    trained = cell.model_dump().get("finetuning", "full")
+    trained = getattr(cell, "finetuning", "full")
     if trained != "full" and target != "deepspeed":
         return f"it trains by {trained}, and only full training is written; --as deepspeed has no word of it"
     if STRATEGIES[cell.strategy].zero_stage is not None:
