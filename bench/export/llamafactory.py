@@ -18,6 +18,8 @@ from bench.record import Record
 from bench.zero.stages import STRATEGIES
 
 FILE = "llamafactory.yaml"
+# transformers' names of attention, as LLaMA-Factory calls them (extras/constants.py, AttentionFunction).
+_ATTENTION = {"sdpa": "sdpa", "eager": "disabled", "flash_attention_2": "fa2"}
 
 
 def command(record: Record) -> str:
@@ -38,7 +40,7 @@ def llamafactory_files(record: Record, model_config: dict[str, Any]) -> dict[str
         "model": {
             "model_name_or_path": model_path(cell),
             "train_from_scratch": True,
-            "flash_attn": "sdpa",
+            "flash_attn": _ATTENTION.get(getattr(cell, "attn_implementation", None) or "sdpa", "auto"),
             "disable_gradient_checkpointing": kind == "none",
             "use_reentrant_gc": kind == "reentrant",
         },

@@ -48,7 +48,7 @@ def make_trainer():
 {start}    arguments = TrainingArguments(**ARGUMENTS)  # before the model, which stage 3 shards as it is made
     config = AutoConfig.from_pretrained(MODEL, use_cache=False)
     # For trained weights: AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.{dtype})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.{dtype}{experts})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.{dtype}{implementations})
     data = Tokens(config.get_text_config().vocab_size)
     return {trainer}(model=model, args=arguments, train_dataset=data)
 
@@ -110,7 +110,7 @@ def script(record: Record, command: str, deepspeed_file: str | None) -> str:
         else "",
         trainer="OneGroupTrainer" if ddp else "Trainer",
         dtype=_DTYPES[cell.dtype],
-        experts=f', experts_implementation="{cell.experts_implementation}"' if cell.experts_implementation else "",
+        implementations=_implementations(cell),
     )
 
 
@@ -123,6 +123,12 @@ def _checkpointing(cell: Cell) -> dict[str, Any]:
     if kind == "none":
         return {}
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": kind == "reentrant"}}
+
+
+def _implementations(cell: Cell) -> str:
+    names = ("attn_implementation", "experts_implementation")
+    chosen = {name: getattr(cell, name, None) for name in names}
+    return "".join(f', {name}="{value}"' for name, value in chosen.items() if value is not None)
 
 
 def _notes(cell: Cell) -> list[str]:

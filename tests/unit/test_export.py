@@ -204,6 +204,12 @@ def test_llamafactory_is_told_of_stage_3_on_cpus(strategy: str, device: str) -> 
     assert ('deepspeed.init_distributed("gloo")' in script) == (device == "cpu")
 
 
+def test_how_experts_run_is_said_where_it_can_be() -> None:
+    settings = {"model": "mixtral-tiny", "experts_implementation": "eager"}
+    assert 'dtype=torch.bfloat16, experts_implementation="eager")' in files("trainer", **settings)["train.py"]
+    assert "ran its experts as eager" in files("llamafactory", **settings)["llamafactory.yaml"]
+
+
 def test_a_model_of_the_catalog_comes_with_its_configuration_and_a_hub_id_is_named() -> None:
     own = files("trainer")
     assert json.loads(own["model/config.json"]) == load_config("llama-tiny")
