@@ -201,4 +201,6 @@ def test_llamafactory_issues_the_collectives_of_the_row_and_three_of_its_own(row
     assert seen["steps"] == records[Z2_GAS_2].cell.total_steps
     assert seen["settled"] == [TOKENS, *trained[Z2_GAS_2]["ours"]]
     assert seen["logged"] == [METRIC, METRIC, TOKENS, *trained[Z2_GAS_2]["ours"]]
-    assert seen["effective"] == trained[Z2_GAS_2]["effective"]
+    # LLaMA-Factory wraps the function that recomputes, and the wrapper does not say how.
+    theirs, ours = seen["effective"], trained[Z2_GAS_2]["effective"]
+    assert theirs == ours | {"activation_checkpointing": "unknown"}
