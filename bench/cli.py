@@ -80,6 +80,19 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+select_app = typer.Typer(no_args_is_help=True, help="Take a row of a run and go on with it.")
+app.add_typer(select_app, name="select")
+
+
+class Target(StrEnum):
+    """Who is to train as a row did."""
+
+    deepspeed = "deepspeed"
+    llamafactory = "llamafactory"
+    accelerate = "accelerate"
+    trainer = "trainer"
+
+
 @app.callback()
 def _top(
     version: Annotated[
@@ -137,8 +150,6 @@ def plan_command(
         from bench.environment import installed
         from bench.fit import Asked, show_fit
 
-        if model is None:
-            raise ScenarioError("--ds-config needs --model: a catalog name, a local path or a hub id")
         asked = Asked(
             model=model,
             gpus=gpus,
@@ -342,6 +353,31 @@ def report_command(
         show_markdown(folder)
     else:
         show_tables(folder, _console())
+
+
+@select_app.command("config")
+def config_command(
+    cell: Annotated[str, typer.Argument(help="The row: its id or label.", show_default=False)],
+    target: Annotated[
+        Target,
+        typer.Option(
+            "--as",
+            help="deepspeed: the JSON alone; llamafactory: a training YAML; accelerate: its YAML and a script; "
+            "trainer: a script of HF Trainer.",
+            show_default=False,
+        ),
+    ],
+    run: Annotated[Path | None, typer.Argument(help="Run folder; left out, the latest.", show_default=False)] = None,
+    results: ResultsOption = DEFAULT_RESULTS,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the files there; left out, they are printed.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the configuration that has another tool train as this row did."""
+    from bench.export.command import show_config
+    from bench.show import latest_run
+
+    show_config(run or latest_run(results), cell, target.value, output)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ _SEQ_LENGTH = 2048
 class Asked:
     """The options of the command. ``None``: the configuration's, or the default of a scenario."""
 
-    model: str
+    model: str | None
     gpus: str
     gpu: str
     gpu_memory_gib: float | None
@@ -37,12 +37,21 @@ class Asked:
 
 
 def _planned(paths: list[Path], asked: Asked, deepspeed: str) -> list[PlannedCell]:
-    longest = max_positions(load_config(placed(asked.model)))
+    files = [file for path in paths for file in read_configs(path)]  # so that a wrong one is named first
+    models = {file.settings["model"] for file in files if "model" in file.settings}
+    if asked.model is None and len(models) != 1:
+        raise ScenarioError("--ds-config needs --model: a catalog name, a local path or a hub id")
+    model = placed(asked.model or models.pop())
+    longest = max_positions(load_config(model))
+    # A length in any of the files stands against one for all.
+    seq_length = asked.seq_length
+    if seq_length is None and not any("seq_length" in file.settings for file in files):
+        seq_length = min(_SEQ_LENGTH, longest or _SEQ_LENGTH)
     matrix = {
-        "model": placed(asked.model),
+        "model": model,
         "strategy": [{"config": str(path)} for path in paths],
         "world_size": numbers("--gpus", asked.gpus),
-        "seq_length": asked.seq_length or min(_SEQ_LENGTH, longest or _SEQ_LENGTH),
+        "seq_length": seq_length,
         "train_micro_batch_size_per_gpu": asked.micro_batch,
         "gradient_accumulation_steps": asked.gas,
         "dtype": asked.dtype,
@@ -86,13 +95,11 @@ def show_fit(paths: list[Path], asked: Asked, deepspeed: str, console: Console) 
     Raises:
         ScenarioError: a file or an option is wrong.
     """
-    for path in paths:  # so that a wrong file is named before anything else is
-        read_configs(path)
     planned = _planned(paths, asked, deepspeed)
     target = planned[0].cell.emulation
     assert target is not None
     if not planned[0].params:
-        raise ScenarioError(f"--model {asked.model}: no formula counts its parameters; use zerostage emulate")
+        raise ScenarioError(f"{planned[0].cell.model}: no formula counts its parameters; use zerostage emulate")
     table = Table(
         title=f"{planned[0].cell.model_name} ({planned[0].params.total / 1e9:,.2f}B parameters) on GPUs of "
         f"{target.gpu_memory_bytes / 2**30:g} GiB, by formula",

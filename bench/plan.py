@@ -209,6 +209,8 @@ def _strategies(scenario: Scenario, point: dict[str, Any], config: dict[str, Any
 def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resources: Resources) -> str | None:
     if reason := nothing_to_train(config, cell.lora, cell.freeze):
         return reason
+    if cell.strategy == "fsdp2" and cell.finetuning != "full":
+        return "fsdp2 is a baseline for full training here, it has not been held against another with frozen parameters"
     longest = max_positions(config)
     if longest is not None and cell.seq_length > longest:
         return f"seq_length {cell.seq_length} is above the {longest} positions of {cell.model}"

@@ -308,6 +308,18 @@ def show_rerun(run: Path, name: str) -> None:
     manifest = read_manifest(run)
     if run.resolve().name != manifest["scenario_name"]:
         raise StoreError(f"{run}: the folder was renamed; its rows are written to '{manifest['scenario_name']}'")
+    key, stack, stacked = find_cell(run, manifest, name)
+    only = f"{key}/{stack or INSTALLED}" if stacked else key
+    argv = ["zerostage", "run", manifest["scenario_path"], "--only", only, "--fresh"]
+    print(shlex.join([*argv, "--results", str(run.parent)]))
+
+
+def find_cell(run: Path, manifest: dict[str, Any], name: str) -> tuple[str, str | None, bool]:
+    """Return id and stack of the one cell that is called ``name`` (id or label), and whether the run has stacks.
+
+    Raises:
+        StoreError: the run has no such cell, or several.
+    """
     wanted = re.sub(r"-r\d+$", "", name)  # as the lines of a run and the names of its files have it
     stacked = any(cell.get("stack") for cell in manifest["cells"])
     found = []
@@ -315,11 +327,10 @@ def show_rerun(run: Path, name: str) -> None:
         key, stack = _key(cell)
         full = f"{key}/{stack or INSTALLED}"
         if wanted in (key, cell["label"], row_name(key, stack), full):
-            found.append(full if stacked else key)
+            found.append((key, stack, full if stacked else key))
     if len(found) == 1:
-        argv = ["zerostage", "run", manifest["scenario_path"], "--only", found[0], "--fresh"]
-        print(shlex.join([*argv, "--results", str(run.parent)]))
-        return
+        return found[0][0], found[0][1], stacked
     if found:
-        raise StoreError(f"{run}: {len(found)} cells are called '{name}'; name one by its id: {', '.join(found)}")
+        names = ", ".join(full for *_, full in found)
+        raise StoreError(f"{run}: {len(found)} cells are called '{name}'; name one by its id: {names}")
     raise StoreError(f"{run}: no cell '{name}'; 'zerostage plan {manifest['scenario_path']}' lists them")

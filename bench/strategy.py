@@ -82,7 +82,9 @@ def from_file(
             **optimizer,
         ),
     )
+    beside, refused = _said_beside(file, asked)
     settings = {
+        **beside,
         **{
             key: value
             for key, value in found.settings.items()
@@ -96,7 +98,27 @@ def from_file(
             update={key: float(found.optimizer[key]) for key in _OPTIMIZER if found.optimizer.get(key) is not None}
         ),
     }
-    return Settled(settings, (*file.notes, *found.notes), found.impossible)
+    return Settled(settings, (*file.notes, *found.notes), found.impossible or refused)
+
+
+_CHECKPOINTING: dict[str, bool | str] = {"none": False, "non-reentrant": True, "reentrant": "reentrant"}
+
+
+def _said_beside(file: ConfigFile, asked: set[str]) -> tuple[dict[str, Any], str | None]:
+    """Return the axes that training arguments around the configuration settle, where the scenario leaves them open.
+
+    The reason is set where they ask for a training that cells do not have.
+    """
+    said = file.settings
+    found = {"seq_length": said["seq_length"]} if "seq_length" in said else {}
+    if "activation_checkpointing" in said:
+        found["activation_checkpointing"] = _CHECKPOINTING[said["activation_checkpointing"]]
+    mode, reason = said.get("finetuning"), None
+    if mode in ("full", "lora"):
+        found["finetuning"] = mode
+    elif mode is not None and "finetuning" not in asked:
+        reason = f"{file.source} trains by {mode}; cells train by full, lora or freeze: name one in matrix.finetuning"
+    return {key: value for key, value in found.items() if key not in asked}, reason
 
 
 _OPTIMIZER = ("lr", "weight_decay", "gradient_clipping")
