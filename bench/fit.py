@@ -74,11 +74,11 @@ def verdict(entry: PlannedCell) -> tuple[str, float | None, float | None]:
     if entry.refused:
         return ": ".join(entry.refused), None, None
     if entry.params is None:
-        return "no formula for this architecture: zerostage emulate", None, None
+        return "no formula for this cell: zerostage emulate", None, None
     device = device_peak_bytes(entry.cell, entry.config, entry.params)
     host = host_peak_bytes(entry.cell, entry.config, entry.params)
     if device is None:
-        return "no formula for this architecture: zerostage emulate", None, None
+        return "no formula for this cell: zerostage emulate", None, None
     used = device / target.gpu_memory_bytes
     words = "fits" if used <= _SURE else "does not fit" if used > 1 else "close: zerostage emulate --strategy FILE"
     ranks = min(target.gpus_per_node, entry.cell.world_size)

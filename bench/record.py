@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from bench.cell import Cell
 from bench.errors import StoreError
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Status = Literal[
     "completed",
@@ -412,8 +412,13 @@ def _from_2(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def _from_3(data: dict[str, Any]) -> dict[str, Any]:
+    """Version 4 has offload, training modes, searches for the largest batch, and the configuration DeepSpeed got."""
+    return data
+
+
 # UPGRADES[n] turns the content of a version n record into version n + 1.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2}
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1, 2: _from_2, 3: _from_3}
 
 
 def parse_record(text: str, name: str) -> Record:

@@ -17,8 +17,9 @@ from bench.zero.practice import step_calls
 def offload(cell: Cell, config: dict[str, Any], params: ParamCount, rank: int, *, apart: bool) -> dict[str, int]:
     """Return what ``rank`` should have, by the names of ``bench.record.RankOffload``; those with a formula.
 
-    There is none where parts of the model are frozen. Steady: what is there between two optimizer steps, activations and batches gone. ``apart``: whether host and device
-    are two memories; where they are one (CPU), DeepSpeed leaves out some copies.
+    There is none where parts of the model are frozen. Steady: what is there between two optimizer steps, activations
+    and batches gone. ``apart``: whether host and device are two memories; where they are one (CPU), DeepSpeed leaves
+    out some copies.
     """
     at = RankSizes(cell, config, params, rank)
     if not (cell.offloads_optimizer or cell.offloads_param) or not at.known or at.frozen:
