@@ -11,7 +11,7 @@ from bench.errors import ScenarioError
 from bench.models.catalog import load_config, max_positions
 from bench.plan import PlannedCell, Resources, plan
 from bench.quick import numbers, placed
-from bench.scenario import parse_scenario
+from bench.scenario_file import parse_scenario
 from bench.zero.offload import device_peak_bytes, host_peak_bytes
 
 # The formulas know no allocator, no CUDA context and no NCCL, and are up to 27 % low in the middle of backward

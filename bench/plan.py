@@ -15,7 +15,8 @@ from bench.errors import ScenarioError
 from bench.models.catalog import has_experts, load_config, max_positions
 from bench.models.counts import ParamCount, count_params
 from bench.models.training import count_trained, nothing_to_train
-from bench.scenario import MAX, ConfigStrategy, Rule, Scenario, load_scenario
+from bench.scenario import MAX, ConfigStrategy, Rule, Scenario
+from bench.scenario_file import load_scenario
 from bench.stacks import INSTALLED, releases
 from bench.strategy import Settled, from_file, named
 from bench.target import emulated, is_emulated

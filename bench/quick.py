@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config, max_positions
-from bench.scenario import parse_scenario
+from bench.scenario_file import parse_scenario
 from bench.store import locked, write_json
 
 _SEQ_LENGTH = 2048

@@ -1,11 +1,8 @@
 """Scenario files: what a user asks to have measured. YAML in, frozen pydantic models out."""
 
-import re
 import reprlib
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -13,13 +10,12 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticKnownError
 
 from bench import stacks
-from bench.errors import ScenarioError, nearest
+from bench.errors import nearest
 from bench.hardware import gpu_names, memory_gib
 from bench.zero.stages import HPZ_KEY, ZERO_KEYS_ANY_STAGE, ZERO_KEYS_STAGE_3, strategy_names
 
@@ -34,7 +30,7 @@ _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring = 2, 100
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return ``value`` for a message, cut short: a few aliases can make it too large for the memory."""
     try:
         return _short.repr(value)
@@ -47,13 +43,13 @@ def _known_strategy(asked: Any) -> Any:
         return asked
     if isinstance(asked, dict):
         if set(asked) != {"config"} or not isinstance(asked["config"], str) or not asked["config"]:
-            raise ValueError(f"a strategy from a file is written 'config: path' (got {_shown(asked)})")
+            raise ValueError(f"a strategy from a file is written 'config: path' (got {shown(asked)})")
         return ConfigStrategy(config=asked["config"])
     names = strategy_names()
     if not isinstance(asked, str) or asked not in names:
         hint = nearest(asked, names) if isinstance(asked, str) else ""
         raise ValueError(
-            f"unknown strategy {_shown(asked)}{hint}; valid: {', '.join(names)}, or 'config: FILE' for a DeepSpeed "
+            f"unknown strategy {shown(asked)}{hint}; valid: {', '.join(names)}, or 'config: FILE' for a DeepSpeed "
             "configuration"
         )
     return asked
@@ -63,7 +59,7 @@ def _known_stack(value: Any) -> str | None:
     try:
         return stacks.parse(value)
     except ValueError as error:
-        raise ValueError(f"{error} (got {_shown(value)})") from None
+        raise ValueError(f"{error} (got {shown(value)})") from None
 
 
 def _known_checkpointing(value: Any) -> Any:
@@ -74,7 +70,7 @@ def _known_checkpointing(value: Any) -> Any:
         hint = nearest(value, words) if isinstance(value, str) else ""
         raise ValueError(
             f"false (none), true (non-reentrant) or reentrant is needed, written without quotes{hint} "
-            f"(got {_shown(value)})"
+            f"(got {shown(value)})"
         )
     return words[value]
 
@@ -94,7 +90,7 @@ def _known_zero_keys(section: Any) -> Any:
             problems.append(f"'{key}': an empty list")
         else:
             problems += [
-                f"'{key}' takes true, false or a whole number from 0, or a list of such (got {_shown(item)})"
+                f"'{key}' takes true, false or a whole number from 0, or a list of such (got {shown(item)})"
                 for item in (value if isinstance(value, list | tuple) else [value])
                 if not isinstance(item, bool) and not (isinstance(item, int) and item >= 0)
             ]
@@ -112,7 +108,7 @@ def _micro_batch(value: Any) -> int | str:
     if value == MAX:
         return MAX
     if isinstance(value, str) and not value.isdigit():
-        raise ValueError(f"a whole number is needed, or {MAX}{nearest(value, [MAX])} (got {_shown(value)})")
+        raise ValueError(f"a whole number is needed, or {MAX}{nearest(value, [MAX])} (got {shown(value)})")
     if type(value) is not int:
         raise PydanticKnownError("int_type")
     if value < 1:
@@ -254,14 +250,14 @@ class Freeze(_Model):
 def _known_gpu(name: Any) -> Any:
     if not isinstance(name, str) or memory_gib(name) is None:
         hint = nearest(name, gpu_names()) if isinstance(name, str) else ""
-        raise ValueError(f"unknown GPU {_shown(name)}{hint}; valid: {', '.join(gpu_names())}")
+        raise ValueError(f"unknown GPU {shown(name)}{hint}; valid: {', '.join(gpu_names())}")
     return name
 
 
 def _known_rank(rank: Any) -> int | str:
     if rank in ("first", "middle", "last") or (type(rank) is int and rank >= 0):
         return rank  # type: ignore[no-any-return]
-    raise ValueError(f"'first', 'middle', 'last' or a whole number from 0 is needed (got {_shown(rank)})")
+    raise ValueError(f"'first', 'middle', 'last' or a whole number from 0 is needed (got {shown(rank)})")
 
 
 class Emulation(_Model):
@@ -321,145 +317,3 @@ class Scenario(_Model):
                 "globs of parameters ('lm_head*', 'model.layers.1.*')"
             )
         return self
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice and reads ``1e9`` as the number that its author meant."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:
-    value = float(loader.construct_yaml_float(node))
-    return int(value) if "e" in node.value.lower() and value.is_integer() else value
-
-
-_Loader.add_constructor("!exponent", _number)
-_Loader.add_constructor("tag:yaml.org,2002:float", _number)  # YAML's own float has a point and a signed exponent
-_Loader.add_implicit_resolver("!exponent", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
-
-
-# What pydantic says of a wrong type, in the words of somebody who writes YAML.
-_EXPECTED = {
-    "int_type": "a whole number is needed",
-    "int_from_float": "a whole number is needed",
-    "float_type": "a number is needed",
-    "bool_type": "true or false is needed",
-    "string_type": "a word is needed",
-    "tuple_type": "a list is needed: start each rule with '- '",
-    "dict_type": "a mapping (key: value) is needed",
-    "model_type": "a mapping (key: value) is needed",
-}
-
-
-def _describe(error: Any) -> str:
-    """Put one pydantic error in words: the dotted key, what is wrong, and the nearest valid key."""
-    steps = list(error["loc"])
-    key = ".".join(str(step) for step in steps)
-    if error["type"] == "extra_forbidden":
-        owner: Any = {
-            "matrix": Matrix,
-            "exclude": Rule,
-            "include": Rule,
-            "data": Data,
-            "optimizer": Optimizer,
-            "lora": Lora,
-            "freeze": Freeze,
-            "emulation": Emulation,
-            "largest_batch": LargestBatch,
-        }
-        fields = (owner[steps[0]] if len(steps) > 1 else Scenario).model_fields
-        elsewhere = " (an axis: it belongs under 'matrix')" if len(steps) == 1 and key in Matrix.model_fields else ""
-        hint = elsewhere or nearest(steps[-1], fields)
-        return f"unknown key '{key}'{hint}; valid here: {', '.join(fields)}"
-    if error["type"] == "missing":
-        return f"'{key}' is required"
-    message = _EXPECTED.get(error["type"], error["msg"].removeprefix("Value error, "))
-    if isinstance(error["input"], str) and error["type"] in ("int_type", "float_type", "bool_type"):
-        message += ", written without quotes"
-    if error["type"] == "literal_error":
-        message += nearest(error["input"], re.findall(r"'([^']+)'", error["ctx"]["expected"]))
-    if not key:  # of the scenario as a whole
-        return str(message)
-    given = "" if error["type"] == "value_error" else f" (got {_shown(error['input'])})"
-    return f"'{key}': {message}{given}"
-
-
-def _beside(folder: Path, data: dict[Any, Any]) -> dict[Any, Any]:
-    """Read relative paths as relative to the scenario's folder, wherever the user stands."""
-
-    def model(value: Any) -> Any:
-        if not isinstance(value, str) or not value.startswith(("./", "../")):
-            return value
-        # Without the dot it could be taken for a catalog name.
-        return str(folder / value) if folder.is_absolute() else f"./{folder / value}"
-
-    def strategy(value: Any) -> Any:
-        if not isinstance(value, dict) or not isinstance(value.get("config"), str) or not value["config"]:
-            return value
-        return value | {"config": str(folder / Path(value["config"]).expanduser())}
-
-    def rule(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        for axis, placed in (("model", model), ("strategy", strategy)):
-            if axis in value:
-                asked = value[axis]
-                value = value | {axis: [placed(item) for item in asked] if isinstance(asked, list) else placed(asked)}
-        return value
-
-    for key in {"matrix", "exclude", "include"} & data.keys():
-        rules = data[key]
-        data = data | {key: [rule(item) for item in rules] if isinstance(rules, list) else rule(rules)}
-    corpus = data.get("data")
-    if isinstance(corpus, dict) and isinstance(corpus.get("path"), str) and corpus["path"]:
-        data["data"] = corpus | {"path": str(folder / Path(corpus["path"]).expanduser())}
-    return data
-
-
-def load_scenario(path: Path) -> Scenario:
-    """Read a scenario file. Paths in it (``./model``, ``data.path``) are relative to its folder.
-
-    Raises:
-        ScenarioError: the file cannot be read, is not YAML, or a key or value in it is wrong.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot read the scenario: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ScenarioError(f"{path}: cannot read the scenario: not UTF-8 text ({error.reason})") from None
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ScenarioError(f"{path}: not valid YAML: {error}") from None
-    # What PyYAML's constructors raise when a tag is on a value of another kind (`!!bool abc`, `!!map [a]`).
-    except (ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
-        raise ScenarioError(f"{path}: not a scenario: {error}") from None
-    if not isinstance(data, dict):
-        raise ScenarioError(f"{path}: a scenario is a mapping with a 'matrix' section; see scenarios/smoke.yaml")
-    return parse_scenario(_beside(path.parent, data), str(path))
-
-
-def parse_scenario(data: dict[Any, Any], name: str) -> Scenario:
-    """Check the content of a scenario; ``name`` says in messages where it comes from.
-
-    Raises:
-        ScenarioError: a key or value in it is wrong.
-    """
-    try:
-        return Scenario.model_validate(data)
-    except ValidationError as error:
-        problems = [f"{name}: {_describe(item)}" for item in error.errors()]
-        raise ScenarioError("\n".join(dict.fromkeys(problems))) from None

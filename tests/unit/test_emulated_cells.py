@@ -8,7 +8,8 @@ from bench.cell import Cell, EmulatedRank
 from bench.errors import ScenarioError, StoreError
 from bench.plan import Resources, plan, repeats
 from bench.quick import numbers, write_scenario
-from bench.scenario import Scenario, load_scenario, parse_scenario
+from bench.scenario import Scenario
+from bench.scenario_file import load_scenario, parse_scenario
 from bench.store import locked
 
 TWO_SLOTS = Resources(device="cpu", slots=2, memory_bytes=2**30, shared=True)

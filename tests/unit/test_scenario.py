@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bench.errors import ScenarioError
 from bench.plan import Resources, plan, unused_rules
-from bench.scenario import Data, Matrix, Optimizer, Rule, Scenario, load_scenario, parse_scenario
+from bench.scenario import Data, Matrix, Optimizer, Rule, Scenario
+from bench.scenario_file import load_scenario, parse_scenario
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 VALID = "matrix: {model: llama-tiny, strategy: z2}\n"
