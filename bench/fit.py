@@ -101,7 +101,7 @@ def show_fit(paths: list[Path], asked: Asked, deepspeed: str, console: Console) 
     if not planned[0].params:
         raise ScenarioError(f"{planned[0].cell.model}: no formula counts its parameters; use zerostage emulate")
     table = Table(
-        title=f"{planned[0].cell.model_name} ({planned[0].params.total / 1e9:,.2f}B parameters) on GPUs of "
+        title=f"{planned[0].cell.model_name} ({planned[0].params.total / 1e6:,.1f}M parameters) on GPUs of "
         f"{target.gpu_memory_bytes / 2**30:g} GiB, by formula",
         caption="peak: on each GPU, of allocated bytes in a step of AdamW; host: of all ranks of a node together",
     )

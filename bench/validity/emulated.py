@@ -11,6 +11,7 @@ from bench.validity.known_bad import known_bad
 # Values that DeepSpeed reads of a normal step: no overflow, finite norms, ranks that agree. Whoever else decides by
 # content that is not there may have decided otherwise than a real run.
 _EXPECTED_READERS = (
+    "deepspeed.runtime.utils.clip_tensors_by_global_norm",
     "deepspeed.runtime.utils.has_overflow_serial",
     "deepspeed.runtime.utils.get_weight_norm",
     "deepspeed.runtime.utils.is_invalid_grad_norm",
