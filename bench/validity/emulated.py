@@ -15,7 +15,10 @@ _EXPECTED_READERS = (
     "deepspeed.runtime.utils.get_weight_norm",
     "deepspeed.runtime.utils.is_invalid_grad_norm",
     "deepspeed.runtime.zero.stage_1_and_2.has_overflow",
+    "deepspeed.runtime.zero.stage_1_and_2.update_offload_overflow_tracker",
+    "deepspeed.runtime.zero.stage_1_and_2.complete_grad_norm_calculation_for_cpu_offload",
     "deepspeed.runtime.zero.stage3.has_overflow",
+    "deepspeed.runtime.zero.stage3.complete_grad_norm_calculation_for_cpu_offload",
     "deepspeed.runtime.zero.utils.",
 )
 
