@@ -1,10 +1,10 @@
 """Variants of the stages in real ranks: hpZ's second shards, BF16_Optimizer, gradients reduced to their owners."""
 
+import gzip
 import json
 
 import left_collectives
 import pytest
-from agreement import emulated
 from forked import Ranks, planned
 
 from bench.models.catalog import load_config
@@ -78,7 +78,9 @@ def moved(events):
 @pytest.mark.parametrize("steps", [1, 2])
 def test_hpz_gathers_over_all_ranks_once_per_optimizer_step(real, steps):
     record, sent = real(hpz(steps))
-    assert (record.status, record.validity, record.findings) == ("completed", "valid", [])
+    assert (record.status, record.validity) == ("completed", "valid")
+    # DeepSpeed keeps the size in a group alone, and no formula counts these gathers.
+    assert [(each.check, each.verdict) for each in record.findings] == [("effective settings", "note"), ("traffic", "note")]
     for events in sent:
         found = moved(events)
         assert found.pop((SCATTER, "backward", 4)) == steps * PSI
@@ -94,10 +96,13 @@ def test_hpz_gathers_over_all_ranks_once_per_optimizer_step(real, steps):
 @pytest.mark.parametrize("rank", [0, 3])
 def test_an_emulated_hpz_rank_counts_what_a_real_one_counts(ranks, real, steps, rank):
     record, sent = real(hpz(steps))
-    found = emulated(ranks, hpz(steps), rank)
-    assert found["collectives"] == sent[rank]
-    assert found["points"] == record.memory.ranks[rank].model_dump()["points"]
-    assert found["peak_allocated_bytes"] == record.memory.ranks[rank].peak_allocated_bytes
+    target = {"accelerator_path": "cpu", "rank": rank}
+    found = ranks.measure(planned(mode="emulated", emulation=target, **hpz(steps)))
+    assert (found.status, found.validity) == ("completed", "valid")
+    trace = json.loads(gzip.decompress((ranks.path / found.emulation.trace).read_bytes()))
+    assert trace["collectives"] == sent[rank]
+    assert found.memory.ranks[0].points == record.memory.ranks[rank].points
+    assert found.memory.ranks[0].peak_allocated_bytes == record.memory.ranks[rank].peak_allocated_bytes
 
 
 @pytest.mark.parametrize("steps", [1, 2])
