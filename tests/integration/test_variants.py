@@ -80,7 +80,10 @@ def test_hpz_gathers_over_all_ranks_once_per_optimizer_step(real, steps):
     record, sent = real(hpz(steps))
     assert (record.status, record.validity) == ("completed", "valid")
     # DeepSpeed keeps the size in a group alone, and no formula counts these gathers.
-    assert [(each.check, each.verdict) for each in record.findings] == [("effective settings", "note"), ("traffic", "note")]
+    assert [(each.check, each.verdict) for each in record.findings] == [
+        ("effective settings", "note"),
+        ("traffic", "note"),
+    ]
     for events in sent:
         found = moved(events)
         assert found.pop((SCATTER, "backward", 4)) == steps * PSI
@@ -113,14 +116,17 @@ def test_hpz_holds_a_second_shard_of_each_parameter(real, steps):
     assert second == PSI
     for rank in record.memory.ranks:
         held = {point.point: point.bytes.get("secondary_parameters", 0) for point in rank.points}
-        assert held["init"] == 0
-        assert (held["forward"], held["backward"]) == (second, second)
+        # The engine is built with them; they go when the optimizer step ends, and the next forward makes them anew.
+        assert held == dict.fromkeys(("init", "forward", "backward", "step", "peak"), second)
         assert next(point for point in rank.points if point.point == "backward").bytes["parameters"] == 2 * PSI // 4
 
 
 def test_bf16_optimizer_is_what_ran(real):
     record, _ = real({"strategy": "z1-bf16-optimizer"})
-    assert (record.status, record.validity, record.findings) == ("completed", "valid", [])
+    assert (record.status, record.validity) == ("completed", "valid")
+    assert [(each.check, each.verdict) for each in record.findings] == [
+        ("parity", "note")
+    ]  # gradients tensor by tensor
     assert record.effective["optimizer_wrapper"] == "BF16_Optimizer"
 
 
