@@ -124,7 +124,7 @@ def test_the_name_of_the_kind_is_a_string_like_any_other():
 
 
 def devices(*tensors):
-    """Return where tensors are. No assertion may hold a hollow tensor: pytest would print it, which ends the process."""
+    """Return where tensors are. No assertion may name a hollow tensor: pytest would print it, and end the process."""
     return ["host" if tensor.device == HOST else "device" if tensor.device == DEVICE else None for tensor in tensors]
 
 

@@ -1,4 +1,4 @@
-"""Offload: what is on the host, what is pinned, what crosses; a real run on CPU, two emulated paths, and the formulas."""
+"""Offload: what is on the host, what is pinned, what crosses; real ranks on CPU, both emulated paths, the formulas."""
 
 import json
 
@@ -83,7 +83,7 @@ def test_host_and_device_together_are_what_was_measured(measured, name, world_si
 
 
 def shares(name, world_size):
-    """Return by hand, from DeepSpeed's code in bf16: steady on the device and host, pinned, to the device, to the host."""
+    """Return by hand, in bf16: steady on the device, on the host, pinned, to the device, to the host."""
     shard = PSI // world_size
     persisted = 2 * NORMS if world_size > 1 else 0
     return {

@@ -118,7 +118,7 @@ def crossed(phase, *calls):
         watch.begin()
         watch.look(phase)
         for op, *names in calls:
-            args = [tensors[name] if name in tensors else name for name in names]
+            args = [tensors.get(name, name) for name in names]
             watch.see(op, tuple(args))
         counted = found(watch, meter, log)
     return counted["host_to_device_bytes"], counted["device_to_host_bytes"]
