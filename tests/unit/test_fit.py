@@ -43,7 +43,7 @@ def shown(paths: list[Path], **changes: object) -> str:
 def verdicts(text: str) -> dict[str, str]:
     """Return the word of the last column by configuration."""
     rows = [line.split("│")[1:-1] for line in text.splitlines() if line.startswith("│")]
-    return {row[0].strip(): re.sub(r" \(\d+%\)", "", row[-1].strip()) for row in rows}
+    return {row[0].strip(): re.match(r"[a-z ]+[a-z]", row[-1].strip())[0] for row in rows}  # type: ignore[index]
 
 
 def test_which_of_llama_factorys_files_fit_an_8b_model_on_8_gpus():
@@ -60,7 +60,7 @@ def test_which_of_llama_factorys_files_fit_an_8b_model_on_8_gpus():
 def test_a_smaller_gpu_changes_the_verdict_and_offload_needs_the_host():
     paths = [FOLDER / "ds_z2_config.json", FOLDER / "ds_z2_offload_config.json"]
     text = shown(paths, gpu_memory_gib=40)
-    assert verdicts(text) == {"ds_z2_config": "does not fit", "ds_z2_offload_config": "close: emulate it"}
+    assert verdicts(text) == {"ds_z2_config": "does not fit", "ds_z2_offload_config": "close"}
     host = {row.split("│")[1].strip(): row.split("│")[-3].strip() for row in text.splitlines() if row.startswith("│")}
     assert host["ds_z2_config"] == "-"
     assert float(host["ds_z2_offload_config"]) > 8.03e9 * 18 / 2**30  # all ranks of the node together
@@ -74,19 +74,23 @@ def entries(**matrix: object) -> list[PlannedCell]:
 
 
 @pytest.mark.parametrize(
-    ("gib", "words"), [(2.0, "fits (47%)"), (1.0, "close: emulate it (93%)"), (0.9, "does not fit (104%)")]
+    ("gib", "words", "share"), [(2.0, "fits", "(47%)"), (1.0, "close: ", "(93%)"), (0.9, "does not fit", "(104%)")]
 )
-def test_the_words_of_a_verdict(gib: float, words: str):
+def test_the_words_of_a_verdict(gib: float, words: str, share: str):
     """One bucket of 5e8 elements, 1 GB in bf16, is nearly all that a tiny model holds."""
     (entry,) = entries(strategy="z2", gib=gib)
     found, device, host = verdict(entry)
     assert device == pytest.approx(1e9, rel=0.05)
-    assert (found, host) == (words, 0)
+    assert found.startswith(words)
+    assert found.endswith(share)
+    assert host == 0
 
 
 def test_what_has_no_formula_and_what_is_refused_have_their_words():
     (entry,) = entries(model="mixtral-tiny", strategy="z2")
-    assert verdict(entry) == ("no formula for this architecture: zerostage emulate", None, None)
+    found, device, host = verdict(entry)
+    assert found.startswith("no formula for this ")
+    assert (device, host) == (None, None)
     (entry,) = entries(strategy="zpp-hpz")
     found, device, host = verdict(entry)
     assert found.startswith("skipped: zero_hpz_partition_size: ")
