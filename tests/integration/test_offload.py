@@ -127,7 +127,7 @@ def test_where_they_are_one_memory_a_single_rank_uses_its_parameters_in_place(me
     real, found = (each["z3-offload-param", 1].offload.ranks[0] for each in (measured, apart))
     assert real.host_to_device_bytes == 2 * PSI  # gradients alone
     assert found.host_to_device_bytes == 2 * PSI + 2 * 565_824  # and every gather of a parameter
-    assert found.device_peak_bytes - real.device_peak_bytes == pytest.approx(2 * LARGEST + 2 * NORMS, abs=2 * NORMS)
+    assert found.device_peak_bytes - real.device_peak_bytes == pytest.approx(2 * LARGEST + 2 * NORMS, abs=16)
     assert found.device_steady_bytes - real.device_steady_bytes == pytest.approx(2 * NORMS, abs=16)
 
 
