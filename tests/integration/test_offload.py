@@ -131,7 +131,9 @@ def test_where_they_are_one_memory_a_single_rank_uses_its_parameters_in_place(me
     assert found.device_steady_bytes - real.device_steady_bytes == pytest.approx(2 * NORMS, abs=16)
 
 
-@pytest.mark.parametrize("name", OFFLOADED)
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("z2-offload", "z3-offload")), "z3-offload-param"]
+)
 def test_on_the_cpu_path_an_emulated_rank_is_attributed_what_a_real_one_is(ranks, measured, name):
     record = emulate(ranks, "cpu", **settings(name, 2))
     real = measured[name, 2]
@@ -167,11 +169,13 @@ SHAPES = [
     {"strategy": "z1-offload"} | GAS,
     {"strategy": "z2-offload"} | GAS,
     {"strategy": "z3-offload"} | GAS,
+    {"strategy": "z3-offload-param"} | LAST_OF_3,
+    {"strategy": "z2-offload", "dtype": "fp32"},
+]
+MORE_SHAPES = [
     {"strategy": "z3-offload-param"} | GAS,
     {"strategy": "z1-offload"} | LAST_OF_3,
     {"strategy": "z2-offload"} | LAST_OF_3 | GAS,
-    {"strategy": "z3-offload-param"} | LAST_OF_3,
-    {"strategy": "z2-offload", "dtype": "fp32"},
     {"strategy": "z3-offload", "dtype": "fp32"},
     {"strategy": "z3-offload", "model": "gpt2-tiny"},
     {"strategy": "z1-offload", "world_size": 1},
@@ -187,7 +191,11 @@ def as_predicted(record):
     return predicted
 
 
-@pytest.mark.parametrize("axes", SHAPES, ids=lambda axes: "-".join(map(str, axes.values())))
+def slow(values):
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("axes", [*SHAPES, *slow(MORE_SHAPES)], ids=lambda axes: "-".join(map(str, axes.values())))
 def test_the_formulas_hold_in_other_shapes(ranks, axes):
     record = emulate(ranks, **{"zero_optimization": SMALL_BUCKETS} | axes)
     assert as_predicted(record).keys() == ALL

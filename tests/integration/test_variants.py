@@ -14,6 +14,7 @@ pytestmark = pytest.mark.ranks
 
 PSI = 315_968
 GATHER, SCATTER = "all_gather_into_tensor", "reduce_scatter_tensor"
+STEPS = [pytest.param(1, marks=pytest.mark.slow), 2]  # micro-steps; with two, what holds for one shows too
 NOT_DATA = 8  # elements, at most: flags and norms
 
 
@@ -75,7 +76,7 @@ def moved(events):
     return sums
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", STEPS)
 def test_hpz_gathers_over_all_ranks_once_per_optimizer_step(real, steps):
     record, sent = real(hpz(steps))
     assert (record.status, record.validity) == ("completed", "valid")
@@ -95,8 +96,8 @@ def test_hpz_gathers_over_all_ranks_once_per_optimizer_step(real, steps):
         assert found.get((GATHER, "forward", 2), 0) == (steps - 1) * PSI
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_an_emulated_hpz_rank_counts_what_a_real_one_counts(ranks, real, steps, rank):
     record, sent = real(hpz(steps))
     target = {"accelerator_path": "cpu", "rank": rank}
@@ -108,7 +109,7 @@ def test_an_emulated_hpz_rank_counts_what_a_real_one_counts(ranks, real, steps, 
     assert found.memory.ranks[0].peak_allocated_bytes == record.memory.ranks[rank].peak_allocated_bytes
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", STEPS)
 def test_hpz_holds_a_second_shard_of_each_parameter(real, steps):
     record, _ = real(hpz(steps))
     sizes = tensor_sizes(load_config("llama-tiny"))
@@ -130,7 +131,7 @@ def test_bf16_optimizer_is_what_ran(real):
     assert record.effective["optimizer_wrapper"] == "BF16_Optimizer"
 
 
-@pytest.mark.parametrize("strategy", ["z1-multi-rank-off", "z2-multi-rank-off"])
+@pytest.mark.parametrize("strategy", [pytest.param("z1-multi-rank-off", marks=pytest.mark.slow), "z2-multi-rank-off"])
 def test_without_multi_rank_buckets_gradients_go_to_their_owners(real, strategy):
     """The paper's 2 psi: each gradient is reduced to the rank that owns it, and the parameters are gathered."""
     record, sent = real({"strategy": strategy})
