@@ -8,11 +8,12 @@ from pathlib import Path
 
 from bench.analysis import explain
 from bench.validity import known_bad
-from bench.zero import applicability
+from bench.zero import applicability, features
 
 DOCS = Path(__file__).parents[1] / "docs"
 TABLES = {
     "applicability": ("zero-stages.md", applicability.markdown),
+    "features": ("zero-stages.md", features.markdown),
     "known-bad": ("metrics.md", known_bad.markdown),
     "explanations": ("metrics.md", explain.markdown),
 }

@@ -29,7 +29,7 @@ class Observer(Protocol):
     """Sees what passes, as bench.measure's instruments do."""
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before an operator of ``c10d`` runs."""
+        """Called before an operator of ``c10d`` runs, and before one that copies."""
         ...
 
     def after(self, func: Any, result: Any) -> None:

@@ -95,6 +95,12 @@ def host_and_device() -> Iterator[None]:
             if host is not None:  # where it is already
                 call = call._replace(device=None)
             format = {} if memory_format is None else {"memory_format": memory_format}
+            if call.copy and call.device is None and not self.is_meta:  # PyTorch would name the host
+                there = HOST if on_host(self) else DEVICE
+                copied: torch.Tensor = torch.ops.aten._to_copy(
+                    self, dtype=call.dtype or self.dtype, device=there, **format
+                )
+                return copied
             return to(self, call.device, call.dtype, call.non_blocking, call.copy, **format)
         # Written out: PyTorch sees one processor, and would not always copy.
         place, dtype = HOST if host else DEVICE, call.dtype or self.dtype

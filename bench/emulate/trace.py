@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.emulate.emulator import Emulator
 from bench.measure.comm import CollectiveRecorder
+from bench.measure.memory import COPIES
 
 TRACE_VERSION = 1
 
@@ -84,7 +85,9 @@ class Trace:
             self._recorder = None
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """See a collective; the recorder has just counted it."""
+        """See a collective, which the recorder has just counted, or a copy, which is an operator like any other."""
+        if id(func) in COPIES:
+            return
         assert self._recorder is not None
         self._enter(self._recorder.phase)
         self.order.append(-len(self._recorder.events))

@@ -81,7 +81,8 @@ def _stage_3(at: RankSizes, apart: bool) -> dict[str, int]:
     over = steps * own if optimizer else 0
     return found | {
         "host_to_device_bytes": at.width * (over + (gathered if param else shard)),
-        "device_to_host_bytes": (steps * at.width + 4) * own if optimizer else at.width * shard,
+        # Without the optimizer, its fp32 parameters go over as they are, and are converted there.
+        "device_to_host_bytes": (steps * at.width + 4) * own if optimizer else 4 * shard,
     }
 
 

@@ -73,6 +73,19 @@ def test_bytes_are_those_read_and_written(trace):
     assert scaled["bytes"] == 2 * 4 * 100 * 30  # read, and written in place
 
 
+def test_a_copy_is_an_operator_and_no_collective():
+    """Observers see a copy before it runs, as they do a collective."""
+    emulator, recorder, found = Emulator(), CollectiveRecorder(), Trace()
+    with emulator:
+        left, right = torch.empty(100), torch.empty(100)
+        with found.following(emulator, recorder):
+            left.copy_(right)
+            torch.cat([left, right])
+            left.to(torch.bfloat16)
+    assert [each["op"] for each in found.operators] == ["copy_.default", "cat.default", "_to_copy.default"]
+    assert found.order == [0, 1, 2]
+
+
 def test_the_file_holds_the_same(trace, tmp_path):
     path = tmp_path / "traces" / "a.json.gz"
     trace.write(path)
