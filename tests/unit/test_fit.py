@@ -53,7 +53,7 @@ def test_which_of_llama_factorys_files_fit_an_8b_model_on_8_gpus():
     assert found.pop("ds_z0_config") == "does not fit"
     assert set(found) == {path.stem for path in FILES} - {"ds_z0_config"}
     assert set(found.values()) == {"fits"}
-    assert "llama-3.1-8b (8.03B parameters) on GPUs of 80 GiB, by formula" in text
+    assert "llama-3.1-8b (8,030.3M parameters) on GPUs of 80 GiB, by formula" in text
     assert "note: " in text
 
 
