@@ -9,23 +9,11 @@ from pydantic import ValidationError
 
 from bench.errors import ScenarioError, nearest
 from bench.scenario import Data, Emulation, Freeze, LargestBatch, Lora, Matrix, Optimizer, Rule, Scenario, shown
+from bench.yaml_keys import UniqueKeys
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice and reads ``1e9`` as the number that its author meant."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key}' is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+class _Loader(UniqueKeys):
+    """Reads ``1e9`` as the number that its author meant."""
 
 
 def _number(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int | float:

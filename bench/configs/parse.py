@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from bench.errors import ScenarioError
+from bench.yaml_keys import UniqueKeys
 
 MAX_NODES = 20_000
 MAX_DEPTH = 50
@@ -101,25 +102,9 @@ def _what_json(text: str, error: json.JSONDecodeError) -> str:
     return f"not valid JSON: {where}, column {error.colno}: {error.msg}"
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice, and one that is no word (``null: 1``)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key_node.start_mark)
-            if key in seen:
-                message = f"the key '{key}' is given twice"
-                raise yaml.constructor.ConstructorError(None, None, message, key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 def _yaml(path: Path, text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_Loader)
+        return yaml.load(text, Loader=UniqueKeys)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
