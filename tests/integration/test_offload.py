@@ -204,7 +204,7 @@ def test_the_formulas_hold_in_other_shapes(ranks, axes):
 def test_parameters_alone_may_be_offloaded(ranks, tmp_path):
     path = tmp_path / "param.json"
     section = {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}} | SMALL_BUCKETS
-    path.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": section}))
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_optimization": section}))
     record = emulate(ranks, strategy={"config": str(path)})
     assert as_predicted(record).keys() == ALL
     (found,) = record.offload.ranks
@@ -215,7 +215,7 @@ def test_parameters_alone_may_be_offloaded(ranks, tmp_path):
 def test_what_is_not_to_be_pinned_is_not(ranks, tmp_path):
     path = tmp_path / "pageable.json"
     section = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}} | {"reduce_bucket_size": BUCKET}
-    path.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": section}))
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "gradient_clipping": 1.0, "zero_optimization": section}))
     record = emulate(ranks, strategy={"config": str(path)})
     assert as_predicted(record)["pinned_bytes"] == 0
     assert record.offload.ranks[0].pinned_bytes == 0
