@@ -90,7 +90,7 @@ def launched(argv, folder, python=sys.executable):
 
 
 TORCHRUN = ["torch.distributed.run", "--nproc_per_node=2", "--master_port={port}"]
-RANKS = str(Path(__file__).with_name("trainer_under_export.py"))
+RANKS = __file__.replace("test_exported_rows.py", "trainer_under_export.py")
 
 
 def seen_under(launcher, folder, wanted):
