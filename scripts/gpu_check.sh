@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Hold the emulation against a real GPU: every cell of scenarios/gpu-check.yaml (3 models x 4 stages, one GPU) measured
+# Hold the emulation against a real GPU: every cell of scenarios/gpu-check.yaml (3 models x 4 stages and 3 kinds of offload, one GPU) measured
 # and emulated. The rows go to FOLDER/gpu-check, their tables, "Emulated beside measured" last, to FOLDER/gpu-check.md.
 #   scripts/gpu_check.sh FOLDER [further arguments of `zerostage run`]
 set -euo pipefail
