@@ -153,6 +153,14 @@ FEATURES = (
         "removed it since, deepspeedai/DeepSpeed#8489)",
     ),
     Feature(
+        "LoCo (zeropp_loco_param)",
+        "unsupported",
+        "deepspeed 0.19.8 and later",
+        lambda a: "zeropp_loco_param" in a.zero_optimization and a.since("0.19.8"),
+        "LoCo has been removed from DeepSpeed (0.19.8, runtime/config.py, _REMOVED_ZERO_CONFIG_KEYS; "
+        "deepspeedai/DeepSpeed#8489)",
+    ),
+    Feature(
         "grad_accum_dtype other than the model's",
         "impossible",
         "stage 0",

@@ -67,6 +67,10 @@ CASES = {
         asked(zero=MICS, deepspeed="0.17.5"),
         asked(zero=MICS, deepspeed=""),  # not known: taken for new
     ),
+    ("LoCo (zeropp_loco_param)", "deepspeed 0.19.8 and later"): (
+        asked(zero={"zeropp_loco_param": {"err_beta": 0.8}}),
+        asked(zero={"zeropp_loco_param": {"err_beta": 0.8}}, deepspeed="0.17.5"),
+    ),
     ("grad_accum_dtype other than the model's", "stage 0"): (
         asked("z0", deepspeed_keys=FP32_SUMS),
         asked("z0", deepspeed_keys=FP32_SUMS, dtype="fp32"),
