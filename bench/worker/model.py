@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from bench.scenario import Freeze, Lora
 from bench.worker.failure import UnsupportedError
@@ -41,6 +41,8 @@ def build_model(
     settings = {key: value for key, value in config.items() if key not in ("architectures", "dtype", "torch_dtype")}
     model_config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     model_config.use_cache = False
+    # Loads the class now: what it imports (torch._dynamo) does not bear the constructors that zero.Init puts in place.
+    MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
     chosen = {"experts_implementation": experts_implementation, "attn_implementation": attn_implementation}
     with _partitioned(zero3_config), _attention_there(attn_implementation):
         model = AutoModelForCausalLM.from_config(
