@@ -124,7 +124,8 @@ def _build(target: Path, requirements: list[str], lock: int) -> None:
     pinned.write_text(f"torch=={_torch()}\n")
     install = (interpreter, "-m", "pip", "install", "--constraint", pinned)
     # deepspeed is published as source only; it is built here and not in a pip sandbox, which would download a torch.
-    _call(*install, "setuptools>=70.1", "wheel", lock=lock)
+    # DeepSpeed's setup.py imports from its own folder, which newer releases do not look in (84.2 fails).
+    _call(*install, "setuptools>=70.1,<81", "wheel", lock=lock)
     # In here even where the same release is shared, which may be another tomorrow; then what it needs and is not there.
     _call(*install, "--no-build-isolation", "--no-deps", "--ignore-installed", *requirements, lock=lock)
     _call(*install, *requirements, lock=lock)
