@@ -199,7 +199,7 @@ def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
         parts.append("reentrant activation checkpointing" if reentrant else "activation checkpointing")
     if values["finetuning"] != "full":
         parts.append(_trained(values, group))
-    if values["attn_implementation"]:
+    if isinstance(values["attn_implementation"], str):  # pandas has a number for what is not there
         parts.append(f"{values['attn_implementation']} attention")
     if values["emulation"]:
         parts.append(values["emulation"])

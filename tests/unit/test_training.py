@@ -115,7 +115,7 @@ def test_the_counts_of_adapters() -> None:
 )
 def test_a_mistake_is_named(matrix: dict[str, Any], extra: dict[str, Any], words: str) -> None:
     from bench.errors import ScenarioError
-    from bench.scenario import parse_scenario
+    from bench.scenario_file import parse_scenario
 
     with pytest.raises(ScenarioError) as caught:
         parse_scenario({"matrix": {"model": "llama-tiny", "strategy": "z1"} | matrix} | extra, "s.yaml")
