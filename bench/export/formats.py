@@ -39,11 +39,12 @@ def exported(record: Record, model_config: dict[str, Any], target: str) -> dict[
 
 def _why_not(record: Record, target: str) -> str | None:
     cell = record.cell
-    trained = getattr(cell, "finetuning", "full")
-    if trained != "full" and target != "deepspeed":
-        return f"it trains by {trained}, and only full training is written; --as deepspeed has no word of it"
+    if cell.finetuning != "full" and target != "deepspeed":
+        return f"it trains by {cell.finetuning}, and only full training is written; --as deepspeed has no word of it"
     if STRATEGIES[cell.strategy].zero_stage is not None:
         return None
+    if cell.strategy == "fsdp2":
+        return "fsdp2 runs without DeepSpeed, by torch's fully_shard, which none of the files sets up; take a row of z3"
     if target == "deepspeed":
         return "ddp runs without DeepSpeed; take --as trainer, or a row of z0"
     if cell.dtype != "fp32":

@@ -240,6 +240,12 @@ def test_ddp_in_bf16_is_refused(target: str) -> None:
         files(target, strategy="ddp")
 
 
+@pytest.mark.parametrize("target", FORMATS)
+def test_fsdp2_is_refused_and_never_written_as_ddp(target: str) -> None:
+    with pytest.raises(ScenarioError, match=rf"fsdp2/.* cannot be exported as {target}: fsdp2 .*a row of z3"):
+        files(target, strategy="fsdp2", dtype="fp32")
+
+
 def test_ddp_has_no_deepspeed_configuration() -> None:
     with pytest.raises(ScenarioError, match="exported as deepspeed: ddp runs without DeepSpeed; take --as trainer"):
         files("deepspeed", **DDP)
