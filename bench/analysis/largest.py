@@ -12,7 +12,7 @@ import pandas as pd
 
 from bench.analysis.frame import CONTROLS
 from bench.analysis.stacks import stack_names
-from bench.analysis.tables import Table, in_order, presentable
+from bench.analysis.tables import Table, how_it_trains, in_order, params_text, presentable
 from bench.analysis.units import mib
 from bench.largest import size_text
 
@@ -70,10 +70,9 @@ def _row(name: str, n: int, rows: pd.DataFrame) -> list[str]:
 
 
 def _heading(values: dict[str, Any], group: pd.DataFrame) -> str:
-    budget, size = values["batch_budget_bytes"], group["num_params"].dropna()
-    params = f" ({size.iloc[0] / 1e6:,.1f}M parameters)" if len(size) else ""
+    budget = values["batch_budget_bytes"]
     parts = [
-        f"{values['model']}{params}",
+        f"{values['model']}{params_text(group)}",
         "every strategy at its largest batch that fits into "
         + ("the GPU's memory" if pd.isna(budget) else f"{size_text(budget)} per GPU"),
         f"GAS {values['gradient_accumulation_steps']}",
@@ -81,8 +80,7 @@ def _heading(values: dict[str, Any], group: pd.DataFrame) -> str:
         values["dtype"],
         f"{values['data']} data",
     ]
-    parts += ["activation checkpointing"] if values["activation_checkpointing"] else []
-    return ", ".join([*parts, *([values["emulation"]] if values["emulation"] else [])])
+    return ", ".join(parts + how_it_trains(values, group))
 
 
 def tables(frame: pd.DataFrame) -> list[Table]:

@@ -180,20 +180,9 @@ def _trained(values: dict[str, Any], group: pd.DataFrame) -> str:
     return f"all frozen but {', '.join(json.loads(values['freeze'])['trainable'])}{share}"
 
 
-def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
-    size = group["num_params"].dropna()
-    params = f" ({size.iloc[0] / 1e6:,.1f}M parameters)" if len(size) else ""
-    batch = sorted(group["train_batch_size"].unique())
-    steps = sorted(group["gradient_accumulation_steps"].unique())
-    parts = [
-        f"{values['model']}{params}",
-        f"micro batch {values['train_micro_batch_size_per_gpu']}",
-        f"GAS {'/'.join(map(str, steps))}",
-        f"global batch {'/'.join(map(str, batch))}",
-        f"seq {values['seq_length']}",
-        values["dtype"],
-        f"{values['data']} data",
-    ]
+def how_it_trains(values: dict[str, Any], group: pd.DataFrame) -> list[str]:
+    """Return in words the controls that most tables leave at their defaults."""
+    parts = []
     if values["activation_checkpointing"]:
         reentrant = values["activation_checkpointing"] == "reentrant"
         parts.append("reentrant activation checkpointing" if reentrant else "activation checkpointing")
@@ -201,8 +190,28 @@ def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
         parts.append(_trained(values, group))
     if isinstance(values["attn_implementation"], str):  # pandas has a number for what is not there
         parts.append(f"{values['attn_implementation']} attention")
-    if values["emulation"]:
-        parts.append(values["emulation"])
+    return parts + ([values["emulation"]] if values["emulation"] else [])
+
+
+def params_text(group: pd.DataFrame) -> str:
+    """Return the size of the model in brackets; nothing where no row knows it."""
+    size = group["num_params"].dropna()
+    return f" ({size.iloc[0] / 1e6:,.1f}M parameters)" if len(size) else ""
+
+
+def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
+    batch = sorted(group["train_batch_size"].unique())
+    steps = sorted(group["gradient_accumulation_steps"].unique())
+    parts = [
+        f"{values['model']}{params_text(group)}",
+        f"micro batch {values['train_micro_batch_size_per_gpu']}",
+        f"GAS {'/'.join(map(str, steps))}",
+        f"global batch {'/'.join(map(str, batch))}",
+        f"seq {values['seq_length']}",
+        values["dtype"],
+        f"{values['data']} data",
+    ]
+    parts += how_it_trains(values, group)
     if group["requested_stack"].notna().any():
         parts.append("stacks side by side")
     return ", ".join(parts)

@@ -119,3 +119,10 @@ def test_the_same_order_is_not_worth_a_sentence(record):
         row(record, s, t, n) for s, t, n in (("z1", 9.0, None), ("z3", 8.0, None), ("z1", 9.0, 2), ("z3", 8.0, 2))
     ]
     assert len(largest.notes(frame(records))) == 1
+
+
+def test_the_heading_names_the_controls_as_that_of_the_other_table_does(record):
+    found = row(record, "z1", 20.0, 5)
+    cell = found.cell.model_copy(update={"activation_checkpointing": "reentrant", "attn_implementation": "eager"})
+    table, _ = shown([found.model_copy(update={"cell": cell})])
+    assert table.group.endswith(", reentrant activation checkpointing, eager attention")
