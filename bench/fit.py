@@ -8,16 +8,14 @@ from rich.table import Table
 
 from bench.configs import read_configs
 from bench.errors import ScenarioError
-from bench.models.catalog import load_config, max_positions
 from bench.plan import PlannedCell, Resources, plan
-from bench.quick import numbers, placed
+from bench.quick import given, longest, numbers, placed
 from bench.scenario_file import parse_scenario
 from bench.zero.offload import device_peak_bytes, host_peak_bytes
 
 # The formulas know no allocator, no CUDA context and no NCCL, and are up to 27 % low in the middle of backward
 # (docs/emulation.md): what they put above this part of the memory is not decided by them.
 _SURE = 0.75
-_SEQ_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,10 @@ def _planned(paths: list[Path], asked: Asked, deepspeed: str) -> list[PlannedCel
     if asked.model is None and len(models) != 1:
         raise ScenarioError("--ds-config needs --model: a catalog name, a local path or a hub id")
     model = placed(asked.model or models.pop())
-    longest = max_positions(load_config(model))
     # A length in any of the files stands against one for all.
     seq_length = asked.seq_length
     if seq_length is None and not any("seq_length" in file.settings for file in files):
-        seq_length = min(_SEQ_LENGTH, longest or _SEQ_LENGTH)
+        seq_length = longest([model])
     matrix = {
         "model": model,
         "strategy": [{"config": str(path)} for path in paths],
@@ -60,8 +57,8 @@ def _planned(paths: list[Path], asked: Asked, deepspeed: str) -> list[PlannedCel
     }
     emulation = {"gpu": asked.gpu, "gpu_memory_gib": asked.gpu_memory_gib, "gpus_per_node": asked.gpus_per_node}
     content = {
-        "matrix": {key: value for key, value in matrix.items() if value is not None},
-        "emulation": {key: value for key, value in emulation.items() if value is not None},
+        "matrix": given(matrix),
+        "emulation": given(emulation),
     }
     scenario = parse_scenario(content, "zerostage plan --ds-config")
     return plan(scenario, Resources(device="cpu", slots=0, memory_bytes=0, shared=True, deepspeed=deepspeed))

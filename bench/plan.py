@@ -1,15 +1,16 @@
 """Scenario -> cells: expand the matrix, name every cell, and refuse the impossible ones before a launch."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from bench.cell import BatchLimits, Cell
-from bench.configs.read import read_configs
+from bench.configs.read import ConfigFile, read_configs
 from bench.corpus import digest
 from bench.errors import ScenarioError
 from bench.models.catalog import has_experts, load_config, max_positions
@@ -194,11 +195,17 @@ def _cell(
     return Cell(**shared | {"experts_implementation": experts} | settings), reason
 
 
-def _strategies(scenario: Scenario, point: dict[str, Any], config: dict[str, Any], deepspeed: str) -> Iterator[Settled]:
+def _strategies(
+    scenario: Scenario,
+    point: dict[str, Any],
+    config: dict[str, Any],
+    deepspeed: str,
+    read: Callable[[Path], list[ConfigFile]],
+) -> Iterator[Settled]:
     """Yield what the point's strategy comes to: several, where a key has several values or a file several stages."""
     asked = point["strategy"]
     if isinstance(asked, ConfigStrategy):
-        for file in read_configs(Path(asked.config)):
+        for file in read(Path(asked.config)):
             yield from_file(file, scenario, point, config, deepspeed)
         return
     beyond = point["mode"] != "measured"
@@ -296,11 +303,12 @@ def plan(scenario: Scenario, resources: Resources) -> list[PlannedCell]:
     """
     planned: dict[tuple[str, str | None], PlannedCell] = {}
     configs: dict[str, tuple[dict[str, Any], ParamCount | None]] = {}
+    read = cache(read_configs)  # once for the whole matrix, and not for the next one: files change
     for point in _points(scenario):
         if point["model"] not in configs:
             configs[point["model"]] = _config(point["model"])
         deepspeed = releases(point["stack"]).get("deepspeed", resources.deepspeed)
-        for found in _strategies(scenario, point, configs[point["model"]][0], deepspeed):
+        for found in _strategies(scenario, point, configs[point["model"]][0], deepspeed, read):
             entry = _planned(scenario, point, found, configs[point["model"]], resources, deepspeed)
             key = (entry.cell_id, entry.stack)
             known = planned.get(key)

@@ -42,7 +42,12 @@ def placed(model: str) -> str:
     return os.path.abspath(model) if model.startswith(("./", "../")) else model  # noqa: PTH100
 
 
-def _longest(models: list[str]) -> int:
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that were given; the others keep a scenario's defaults."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def longest(models: list[str]) -> int:
     """Return a sequence length that every model takes, 2048 at most."""
     configs = [load_config(placed(model)) for model in models]
     return min([_SEQ_LENGTH, *(size for size in map(max_positions, configs) if size is not None)])
@@ -59,11 +64,8 @@ def write_scenario(results: Path, matrix: dict[str, Any], emulation: dict[str, A
         StoreError: the file cannot be written, or another call is running.
     """
 
-    def given(values: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in values.items() if value is not None}
-
     if matrix.get("seq_length") is None:
-        matrix = matrix | {"seq_length": _longest(matrix["model"])}
+        matrix = matrix | {"seq_length": longest(matrix["model"])}
     matrix = given(matrix) | {"mode": "emulated"}
     matrix["model"] = [placed(model) for model in matrix["model"]]
     content = given({"matrix": matrix, "emulation": given(emulation), **settings})

@@ -13,7 +13,7 @@ from bench.export.launch import HOST, NODE, PORT, nodes, ranks_per_node, several
 from bench.export.model import is_named, model_files, model_path
 from bench.export.title import title
 from bench.export.trainer import DEEPSPEED_FILE
-from bench.export.training import checkpointing, training_arguments
+from bench.export.training import training_arguments
 from bench.record import Record
 from bench.zero.stages import STRATEGIES
 
@@ -35,14 +35,13 @@ def llamafactory_files(record: Record, model_config: dict[str, Any]) -> dict[str
     """Return the training file, its DeepSpeed configuration and, unless it has a name, its model's ``config.json``."""
     cell = record.cell
     ddp = STRATEGIES[cell.strategy].zero_stage is None
-    kind = checkpointing(cell)
     sections: dict[str, dict[str, Any]] = {
         "model": {
             "model_name_or_path": model_path(cell),
             "train_from_scratch": True,
-            "flash_attn": _ATTENTION.get(getattr(cell, "attn_implementation", None) or "sdpa", "auto"),
-            "disable_gradient_checkpointing": kind == "none",
-            "use_reentrant_gc": kind == "reentrant",
+            "flash_attn": _ATTENTION.get(cell.attn_implementation or "sdpa", "auto"),
+            "disable_gradient_checkpointing": cell.checkpointing == "none",
+            "use_reentrant_gc": cell.checkpointing == "reentrant",
         },
         "method": {
             "stage": "pt",

@@ -7,12 +7,12 @@ from bench.export.deepspeed import deepspeed_json
 from bench.export.launch import several_nodes, torchrun
 from bench.export.model import is_named, model_files, model_path
 from bench.export.title import title
-from bench.export.training import checkpointing, training_arguments
+from bench.export.training import training_arguments
 from bench.record import Record
 from bench.zero.stages import STRATEGIES
+from bench.zero.theory import TORCH_DTYPE
 
 SCRIPT, DEEPSPEED_FILE = "train.py", "ds_config.json"
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 _TEXT = '''"""{title}
 
@@ -57,6 +57,9 @@ if __name__ == "__main__":
     make_trainer().train()
 '''
 
+_NOTE = """It takes the optimizer steps that the row took, with random weights and random tokens: to train something,
+replace both where the comments say so. max_steps is the row's."""
+
 _START = """    # With use_cpu transformers starts torch.distributed alone; stage 3 asks DeepSpeed for its ranks.
     deepspeed.init_distributed("gloo")
 """
@@ -97,7 +100,7 @@ def script(record: Record, command: str, deepspeed_file: str | None) -> str:
     return _TEXT.format(
         title=title(record, "under HF Trainer"),
         command=command,
-        notes="\n".join([*several_nodes(cell), *_notes(cell)]),
+        notes="\n".join([*several_nodes(cell), _NOTE]),
         model=f'"{model_path(cell)}"',
         kind="a folder or a hub id" if is_named(cell) else "the folder with this model's config.json; or a hub id",
         imports="import deepspeed\nimport torch" if by_hand else "import torch",
@@ -109,7 +112,7 @@ def script(record: Record, command: str, deepspeed_file: str | None) -> str:
         if ddp
         else "",
         trainer="OneGroupTrainer" if ddp else "Trainer",
-        dtype=_DTYPES[cell.dtype],
+        dtype=TORCH_DTYPE[cell.dtype],
         implementations=_implementations(cell),
     )
 
@@ -119,23 +122,18 @@ _DDP = {"ddp_find_unused_parameters": False, "ddp_broadcast_buffers": False}
 
 
 def _checkpointing(cell: Cell) -> dict[str, Any]:
-    kind = checkpointing(cell)
-    if kind == "none":
+    if cell.checkpointing == "none":
         return {}
-    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": kind == "reentrant"}}
+    reentrant = cell.checkpointing == "reentrant"
+    return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
 
 
 def _implementations(cell: Cell) -> str:
-    names = ("attn_implementation", "experts_implementation")
-    chosen = {name: getattr(cell, name, None) for name in names}
+    chosen = {
+        "attn_implementation": cell.attn_implementation,
+        "experts_implementation": cell.experts_implementation,
+    }
     return "".join(f', {name}="{value}"' for name, value in chosen.items() if value is not None)
-
-
-def _notes(cell: Cell) -> list[str]:
-    return [
-        "It takes the optimizer steps that the row took, with random weights and random tokens: to train something,",
-        "replace both where the comments say so. max_steps is the row's.",
-    ]
 
 
 def _quoted(value: Any) -> str:

@@ -6,14 +6,6 @@ from bench.cell import Cell
 from bench.export.deepspeed import BETAS, EPS
 
 
-def checkpointing(cell: Cell) -> str:
-    """Return how activations are recomputed: ``none``, ``non-reentrant`` or ``reentrant``."""
-    asked: Any = cell.activation_checkpointing
-    if isinstance(asked, str):
-        return asked
-    return "non-reentrant" if asked else "none"
-
-
 def training_arguments(cell: Cell, device: str) -> dict[str, Any]:
     """Return the arguments by which every tool's trainer takes the same optimizer steps as the row.
 

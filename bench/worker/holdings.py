@@ -11,7 +11,7 @@ import torch
 
 from bench.worker.fsdp2 import FSDP2Engine, local
 
-_STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__"
+STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__"
 _MASTERS = (
     "single_partition_of_fp32_groups",  # stages 1 and 2, BF16_Optimizer's groups below
     "fp32_partitioned_groups_flat",  # stage 3
@@ -20,7 +20,7 @@ _MASTERS = (
     "fp32_groups_flat",
     "masters",  # TorchEngine
 )
-_BUCKETS = ("ipg_buckets", "ipg_buffer", f"{_STAGE_3}ipg_bucket_flat_buffer")
+_BUCKETS = ("ipg_buckets", "ipg_buffer", f"{STAGE_3}ipg_bucket_flat_buffer")
 _OFFLOAD = (
     "param_buffer_of_bit16_for_cpu_offload_groups",
     "temp_grad_buffer_for_cpu_offload",
@@ -32,7 +32,7 @@ _GRADIENTS = (
     "all_grad_tensors",
     "grads_in_partition",
     "grad_partitions_flat_buffer",
-    f"{_STAGE_3}param_id_to_grad_partition",
+    f"{STAGE_3}param_id_to_grad_partition",
     "fp32_groups_gradients_flat",
 )
 

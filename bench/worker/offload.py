@@ -16,18 +16,17 @@ from bench.measure.memory import StorageMeter
 from bench.measure.places import moved_bytes
 from bench.measure.places import on_host as noted_on_host
 from bench.measure.storage_log import Birth, StorageLog
-from bench.worker.holdings import attributes, masters_and_moments, owners, tensors_in
+from bench.worker.holdings import STAGE_3, attributes, masters_and_moments, owners, tensors_in
 from bench.zero.practice import CONTROL_ELEMENTS
 
 # Operators that copy content, as `StorageMeter.watch` calls them.
 COPYING = ("copy_", "_to_copy", "cat")
-_STAGE_3 = "_DeepSpeedZeroOptimizer_Stage3__"
 _OF_OPTIMIZER = (
     "param_buffer_of_bit16_for_cpu_offload_groups",
     "temp_grad_buffer_for_cpu_offload",
     "accumulated_grads_in_cpu",
     "grad_partitions_flat_buffer",
-    f"{_STAGE_3}param_id_to_grad_partition",
+    f"{STAGE_3}param_id_to_grad_partition",
 )
 
 
