@@ -338,7 +338,8 @@ def report_command(
     memory: Annotated[bool, typer.Option("--memory", help="What holds each row's memory, and what should.")] = False,
 ) -> None:
     """Print the comparison tables of a run."""
-    from bench.show import latest_run, show_csv, show_markdown, show_memory, show_rerun, show_tables, show_traffic
+    from bench.runs import latest_run
+    from bench.show import show_csv, show_markdown, show_memory, show_rerun, show_tables, show_traffic
 
     folder = run or latest_run(results)
     if rerun is not None:
@@ -375,7 +376,7 @@ def config_command(
 ) -> None:
     """Print the configuration that has another tool train as this row did."""
     from bench.export.command import show_config
-    from bench.show import latest_run
+    from bench.runs import latest_run
 
     show_config(run or latest_run(results), cell, target.value, output)
 

@@ -1,6 +1,5 @@
 """What the commands print."""
 
-import re
 import shlex
 import sys
 from collections import Counter
@@ -12,15 +11,13 @@ from rich.table import Table as RichTable
 
 from bench import estimate
 from bench.environment import installed, resources
-from bench.errors import StoreError
 from bench.fit import show_notes
 from bench.plan import PlannedCell, plan_file, repeats, select, unused_rules
 from bench.progress import duration
 from bench.record import Record
-from bench.stacks import INSTALLED
-from bench.store import read_imported, read_manifest, read_records, record_name, row_name
+from bench.runs import read_measured, read_run, rerun_command
+from bench.store import read_imported, read_records, record_name, row_name
 from bench.validity.forewarn import forewarnings
-from bench.validity.known_bad import judged_again
 
 if TYPE_CHECKING:  # pandas takes a second to import; plan does without
     from bench.analysis.tables import Table
@@ -124,54 +121,17 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
         console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
 
 
-def latest_run(results: Path) -> Path:
-    """Return the run folder under ``results`` whose manifest, or folder of imported rows, is the newest.
-
-    Raises:
-        StoreError: there is none.
-    """
-    found = [*results.glob("*/manifest.json"), *results.glob("*/imported")]
-    if not found:
-        raise StoreError(f"{results}: no run there yet; make one with 'zerostage run scenarios/smoke.yaml'")
-    return max(found, key=lambda path: path.stat().st_mtime).parent
-
-
-def _key(cell: dict[str, Any]) -> tuple[str, str | None]:
-    """Return what a cell of a manifest is known by."""
-    return cell["cell_id"], cell.get("stack")  # manifests of the first release have no stack
-
-
-def _rows(run: Path) -> tuple[dict[str, Any], list[Record]]:
-    """Return the manifest, and the records of the cells that it lists, in its order."""
-    if _only_imported(run):
-        raise StoreError(
-            f"{run}: it holds imported rows alone; of those there is the table of 'zerostage report {run}'"
-        )
-    manifest = read_manifest(run)
-    order = {_key(cell): number for number, cell in enumerate(manifest["cells"])}
-    stored = [record for record in read_records(run) if (record.cell_id, record.requested_stack) in order]
-    records = [judged_again(record) for record in stored]
-    if not records:
-        raise StoreError(f"{run}: no row there yet; go on with 'zerostage run {manifest['scenario_path']}'")
-    return manifest, sorted(records, key=lambda record: (order[record.cell_id, record.requested_stack], record.repeat))
-
-
-def _only_imported(run: Path) -> bool:
-    return not (run / "manifest.json").exists() and bool(read_imported(run))
-
-
-def _tables(run: Path) -> tuple[list["Table"], list[str]]:
+def _tables(folder: Path) -> tuple[list["Table"], list[str]]:
     from bench.analysis import imported
 
-    rows = read_imported(run)
-    found, notes = ([], []) if _only_imported(run) else _measured_tables(run)
-    return found + imported.table(rows), notes + imported.notes(rows)
+    run = read_run(folder)
+    found, notes = ([], []) if run.manifest is None else _measured_tables(run.manifest, run.records)
+    return found + imported.table(run.imported), notes + imported.notes(run.imported)
 
 
-def _measured_tables(run: Path) -> tuple[list["Table"], list[str]]:
+def _measured_tables(manifest: dict[str, Any], records: list[Record]) -> tuple[list["Table"], list[str]]:
     from bench.analysis import agreement, footers, frame, largest, offload, tables, witnesses
 
-    manifest, records = _rows(run)
     scenario = manifest["scenario"]
     fixed_total = "train_batch_size" in scenario["matrix"]
     data = frame.frame(records)
@@ -259,7 +219,7 @@ def show_traffic(run: Path, console: Console | None, *, details: bool) -> None:
     from bench.analysis import traffic
     from bench.analysis.tables import markdown
 
-    _, records = _rows(run)
+    _, records = read_measured(run)
     found: list[tuple[Table, list[str]]] = [
         (traffic.summary(records), [traffic.verdict_line(records), *traffic.NOTES]),
     ]
@@ -279,7 +239,7 @@ def show_memory(run: Path, console: Console | None) -> None:
     """Print what holds each row's memory, beside what is expected: for a terminal, or without one as Markdown."""
     from bench.analysis import memory, tables
 
-    _, records = _rows(run)
+    _, records = read_measured(run)
     found, notes = memory.tables(records), memory.notes(records)
     if console is None:
         sys.stdout.write(tables.markdown(found, notes))
@@ -294,8 +254,9 @@ def show_csv(run: Path) -> None:
     from bench.analysis import imported
     from bench.analysis.frame import frame
 
-    rows = read_imported(run)
-    parts = [] if _only_imported(run) else [frame(_rows(run)[1])]
+    found = read_run(run)
+    parts = [frame(found.records)] if found.records else []
+    rows = found.imported
     pd.concat([*parts, imported.frame(rows)] if rows else parts).to_csv(sys.stdout, index=False)
 
 
@@ -305,32 +266,4 @@ def show_rerun(run: Path, name: str) -> None:
     Raises:
         StoreError: the run has no such cell.
     """
-    manifest = read_manifest(run)
-    if run.resolve().name != manifest["scenario_name"]:
-        raise StoreError(f"{run}: the folder was renamed; its rows are written to '{manifest['scenario_name']}'")
-    key, stack, stacked = find_cell(run, manifest, name)
-    only = f"{key}/{stack or INSTALLED}" if stacked else key
-    argv = ["zerostage", "run", manifest["scenario_path"], "--only", only, "--fresh"]
-    print(shlex.join([*argv, "--results", str(run.parent)]))
-
-
-def find_cell(run: Path, manifest: dict[str, Any], name: str) -> tuple[str, str | None, bool]:
-    """Return id and stack of the one cell that is called ``name`` (id or label), and whether the run has stacks.
-
-    Raises:
-        StoreError: the run has no such cell, or several.
-    """
-    wanted = re.sub(r"-r\d+$", "", name)  # as the lines of a run and the names of its files have it
-    stacked = any(cell.get("stack") for cell in manifest["cells"])
-    found = []
-    for cell in manifest["cells"]:
-        key, stack = _key(cell)
-        full = f"{key}/{stack or INSTALLED}"
-        if wanted in (key, cell["label"], row_name(key, stack), full):
-            found.append((key, stack, full if stacked else key))
-    if len(found) == 1:
-        return found[0][0], found[0][1], stacked
-    if found:
-        names = ", ".join(full for *_, full in found)
-        raise StoreError(f"{run}: {len(found)} cells are called '{name}'; name one by its id: {names}")
-    raise StoreError(f"{run}: no cell '{name}'; 'zerostage plan {manifest['scenario_path']}' lists them")
+    print(rerun_command(run, name))

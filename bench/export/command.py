@@ -7,7 +7,7 @@ from bench.errors import StoreError
 from bench.export.formats import exported
 from bench.models.catalog import load_config
 from bench.record import Record
-from bench.show import find_cell
+from bench.runs import find_cell
 from bench.store import read_manifest, read_records
 
 

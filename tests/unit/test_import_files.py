@@ -17,7 +17,7 @@ from bench.errors import BenchError, ImportedFileError, StoreError
 from bench.imports.detect import decoded, recognised
 from bench.imports.files import import_files, rows
 from bench.imports.row import ImportedRow, parse_row
-from bench.show import latest_run
+from bench.runs import latest_run
 from bench.store import MANIFEST_VERSION, imported_path, read_imported, read_records, write_imported
 
 DATA = Path(__file__).parents[1] / "data" / "imports"

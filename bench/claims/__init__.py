@@ -1,0 +1,1 @@
+"""What the seed article claims, each claim held against records."""
