@@ -1,0 +1,143 @@
+"""A run as one self-contained HTML page: it needs no network, no server and, to be read, no script."""
+
+import base64
+import hashlib
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from bench import __version__
+from bench.analysis import agreement, footers, frame, imported, largest, offload, tables, witnesses
+from bench.analysis.answer import answers
+from bench.analysis.tables import METRICS, Table
+from bench.claims.judge import verdicts
+from bench.errors import StoreError
+from bench.record import Record
+from bench.report import definitions, inert, layout, origin
+from bench.report.cells import Part, parts
+from bench.report.index import index
+from bench.report.svg import embedded
+from bench.runs import Run
+from bench.stacks import INSTALLED
+
+_HERE = Path(__file__).parent
+
+
+def tables_and_notes(run: Run) -> tuple[list[Table], list[str]]:
+    """Return the comparison tables of a run, and what stands below them."""
+    found, notes = ([], []) if run.manifest is None else _measured(run.manifest, run.records)
+    return found + imported.table(run.imported), notes + imported.notes(run.imported)
+
+
+def _measured(manifest: dict[str, Any], records: list[Record]) -> tuple[list[Table], list[str]]:
+    scenario, data = manifest["scenario"], frame.frame(records)
+    notes = largest.notes(data) + footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
+    expected = sum(cell.get("repeats", scenario["repeat"]) for cell in manifest["cells"])
+    if len(records) < expected:
+        notes.insert(0, f"{expected - len(records)} of {expected} rows are not there yet.")
+    key = "train_batch_size" if "train_batch_size" in scenario["matrix"] else "gradient_accumulation_steps"
+    beside, kept = agreement.agreement(records), offload.offload(records)
+    notes += ([offload.NOTE] if kept else []) + ([agreement.NOTE] if beside else [])
+    compared = tables.tables(data[~data["largest_batch"]], key, records) + largest.tables(data)
+    return compared + kept + beside, notes
+
+
+def _drawn(records: list[Record]) -> list[dict[str, Any]]:
+    from bench.plots import plots, svg_text  # matplotlib takes a second to import
+
+    return [
+        {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": embedded(svg_text(plot), plot.name)}
+        for plot in plots(records)
+    ]
+
+
+def _finalize(value: Any) -> Any:
+    """Make the text that any expression of a template puts out inert; jinja2 escapes it after this."""
+    return inert.inert(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        finalize=_finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"code": inert.content, "json": inert.json_content, "linked": inert.with_links}
+    environment.tests["word"] = layout.is_word
+    return environment
+
+
+def _sections(run: Run, found: list[Table]) -> list[layout.Section]:
+    cells = [record.cell for record in run.records]
+    return layout.sections(found, [cell.model for cell in cells], [cell.strategy_name for cell in cells])
+
+
+def _links(found: list[Part]) -> dict[tuple[str, int, str], str]:
+    """Return the names of the parts by the cell, repeat and stack that a claim's evidence names."""
+    records = [part.record for part in found]
+    return {
+        (record.cell_id, record.repeat, stack): part.id
+        for record, part in zip(records, found, strict=True)
+        for stack in {record.requested_stack or INSTALLED, record.requested_stack or ""}
+    }
+
+
+def page(run: Run) -> str:
+    """Return the page of ``run``, a whole HTML document."""
+    found, notes = tables_and_notes(run)
+    titles = [metric.title for metric in METRICS]
+    shown = parts(run)
+    script, style = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    # A drawing of matplotlib sets its colours by style attributes; no other attribute or element may carry style.
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
+        f"style-src-elem {_hash(style)}; style-src-attr 'unsafe-inline'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            policy=policy,
+            script=Markup(script),
+            style=Markup(style),
+            run=run,
+            version=__version__,
+            origin=origin.provenance(run),
+            answers=[(title, list(group)) for title, group in groupby(answers(run.records), key=lambda a: a.group)],
+            sections=_sections(run, found),
+            notes=[note for note in notes if not definitions.is_definition(note, titles)],
+            defined=[note.split(": ", 1) for note in notes if definitions.is_definition(note, titles)],
+            plots=_drawn(run.records) if run.records else [],
+            verdicts=verdicts(run.records),
+            links=_links(shown),
+            parts=shown,
+            index=index(shown),
+            environment=origin.stack(run),
+            columns=definitions.COLUMNS,
+            prose=definitions.prose(notes),
+        )
+    )
+
+
+def write_page(run: Run, path: Path) -> None:
+    """Write the page of ``run`` to ``path``.
+
+    Raises:
+        StoreError: it cannot be written there.
+    """
+    text = page(run)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot write ({error.strerror}); name another file with --output") from None
