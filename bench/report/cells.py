@@ -1,7 +1,7 @@
 """A record -> what the page says of one row: its line in the index, and its part."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.analysis import memory, traffic
@@ -34,6 +34,7 @@ class Part:
     traffic: Laid | None
     traffic_says: list[str]
     lists: list[Laid]
+    traceback: str
     rerun: str | None
     no_rerun: str | None
 
@@ -183,6 +184,19 @@ def _settings(record: Record) -> dict[str, Any]:
     return {name: value for name, value in full.items() if name in kept or name in asked}
 
 
+def _own(said: str | None, record: Record) -> str | None:
+    """Return a sentence on a row without the row's name, for a place where it is clear."""
+    if said is None:
+        return None
+    said = said.removeprefix(f"{record.label}, repeat {record.repeat}: ")
+    return said[0].upper() + said[1:]
+
+
+def _titled(table: Laid, record: Record, title: str) -> Laid:
+    more = table.title.removeprefix(record.label).removeprefix(f", repeat {record.repeat}")
+    return replace(table, title=f"{title}{more}")
+
+
 def _part(run: Run, record: Record, name: str, *, stacked: bool) -> Part:
     held = memory.tables([record])[1:]  # the first is of the peaks of all rows
     moved = traffic.traffic_tables([record])
@@ -194,11 +208,12 @@ def _part(run: Run, record: Record, name: str, *, stacked: bool) -> Part:
         figures=_listed(_timing(record) + _memory(record) + _traffic(record) + _training(record)),
         came=_came(record),
         settings=_settings(record),
-        memory=memory_laid_out(held[0]) if held else None,
-        memory_says=memory.sentence(record),
-        traffic=laid_out(moved[0]) if moved else None,
+        memory=_titled(memory_laid_out(held[0]), record, "Memory in MiB") if held else None,
+        memory_says=_own(memory.sentence(record), record),
+        traffic=_titled(laid_out(moved[0]), record, "Traffic of one step in bytes") if moved else None,
         traffic_says=traffic.explanations(record) if moved else [],
         lists=_tries(record) + _guesses(record),
+        traceback="\n".join(line.rstrip("\n") for line in record.failure.traceback) if record.failure else "",
         rerun=rerun,
         no_rerun=no_rerun,
     )

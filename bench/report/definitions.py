@@ -23,7 +23,10 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("peak memory", "As 'peak per GPU' above."),
         ("reserved memory", "What PyTorch's CUDA caching allocator, modelled, would have reserved."),
         ("traffic", "As 'sent per step' above."),
-        ("vs z0", "Ratio to the z0 row at the same N and stack; where there is no z0 row, to the strategy in its name."),
+        (
+            "vs z0",
+            "Ratio to the z0 row at the same N and stack; where there is no z0 row, to the strategy in its name.",
+        ),
         ("ms", "Median step time in milliseconds ± the distance between its quartiles."),
         ("paper", "What the ZeRO paper gives: model states for memory, 2 or 3 psi for traffic."),
         ("fits", "Whether the modelled allocator finds room for everything in the GPU's memory."),

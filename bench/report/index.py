@@ -1,6 +1,7 @@
 """The index of all rows: a line per record with its key numbers, linked to the row's part."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bench.analysis.units import mib
 from bench.record import Record
@@ -56,5 +57,8 @@ def _line(part: Part) -> Line:
 
 
 def index(parts: Sequence[Part]) -> Laid:
-    """Return the index of ``parts``, in their order."""
-    return Laid("All rows", [Column(name) for name in HEADER], [_line(part) for part in parts])
+    """Return the index of ``parts``, in their order, without the figures that none of them has."""
+    lines = [_line(part) for part in parts]
+    kept = [at for at, name in enumerate(HEADER) if any(line.cells[at] for line in lines)]
+    lines = [replace(line, cells=[line.cells[at] for at in kept]) for line in lines]
+    return Laid("All rows", [Column(HEADER[at]) for at in kept], lines)

@@ -15,7 +15,9 @@ from markupsafe import Markup
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 # Left-to-right and right-to-left marks and overrides can make a line read as what it is not.
 _TURNING = {*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C}
-_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_UNSHOWN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 _ISSUE = re.compile(r"\b([A-Za-z0-9][\w.-]{0,38}/[\w.-]{1,100})#(\d{1,7})\b")
 
 

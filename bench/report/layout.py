@@ -3,15 +3,16 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import get_args
 
 from bench.analysis.tables import Table
-from bench.record import Status
+from bench.record import Status, Validity
 
 _COUNT = re.compile(r"N=(\d+)")
-_NUMBER = re.compile(r"[<>+-]? ?\d|[-=]$")
-_WORD = re.compile(rf"(?:{'|'.join(get_args(Status))}|invalid|not run|none fits)\b")
+_NUMBER, _TEXT = re.compile(r"[<>+-]? ?\d"), re.compile(r"[^\W\d]")
+_WORD = re.compile(rf"(?:({'|'.join([*get_args(Status), *get_args(Validity)])})|not run|none fits)\b")
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,23 @@ class Laid:
     explained: list[str] = field(default_factory=list)
     wraps: bool = False
 
-    @property
-    def texts(self) -> set[int]:
+    def css(self, at: int, cell: str) -> str:
+        """Return the classes of ``cell`` in column ``at``: ``t`` of text, and what became of the row."""
+        return " ".join(filter(None, ["t" if self.wraps or at in self._texts else "", word(cell)]))
+
+    def head_css(self, at: int) -> str:
+        """Return the class of the heading of column ``at``."""
+        return "t" if self.wraps or at in self._texts else ""
+
+    @cached_property
+    def _texts(self) -> set[int]:
         """The columns, besides the first, that hold words throughout."""
         cells = [[line.cells[number] for line in self.lines] for number in range(len(self.columns))]
-        return {at for at, each in enumerate(cells) if at and not any(map(_NUMBER.match, each))}
+        return {
+            at
+            for at, each in enumerate(cells)
+            if at and any(map(_TEXT.match, each)) and not any(map(_NUMBER.match, each))
+        }
 
     @property
     def groups(self) -> list[tuple[str, str, int, int]]:
@@ -68,9 +81,10 @@ class Section:
     tables: list[Laid]
 
 
-def is_word(text: str) -> bool:
-    """Whether a cell of a table holds, in place of a number, what became of the row."""
-    return bool(_WORD.match(text))
+def word(text: str) -> str:
+    """Return what became of a row, where a cell of a table says that in place of a number, as the name of a style."""
+    found = _WORD.match(text)
+    return "" if found is None else found[1] or "w"
 
 
 def columns(table: Table) -> list[Column]:

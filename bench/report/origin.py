@@ -45,14 +45,18 @@ def provenance(run: Run) -> list[str]:
     emulated = [record for record in run.records if record.provenance == "emulated"]
     said = []
     if measured:
-        said.append(f"{_count(len(measured), 'measured')}, on {_places(measured)}, {_span(measured)}.".replace(", .", "."))
+        said.append(
+            f"{_count(len(measured), 'measured')}, on {_places(measured)}, {_span(measured)}.".replace(", .", ".")
+        )
     if emulated:
         said.append(
             f"{_count(len(emulated), 'emulated')}: DeepSpeed's own code ran as one rank of N in one process, on tensors "
             "without memory. Peak memory and traffic are that rank's; nothing was timed."
         )
     if run.imported:
-        said.append(f"{_count(len(run.imported), 'imported')}: figures of other programs, as given, compared with none.")
+        said.append(
+            f"{_count(len(run.imported), 'imported')}: figures of other programs, as given, compared with none."
+        )
     return [*said, *([] if has_multi_gpu(run.records) else [NO_MULTI_GPU])]
 
 

@@ -28,7 +28,7 @@ function sort(table, column, direction) {
   const rows = [...body.rows];
   rows.forEach((row, place) => { row.dataset.place ??= place; });
   const texts = new Map(rows.map((row) => [row, row.cells[column].textContent]));
-  const numeric = rows.some((row) => number(texts.get(row)) !== null) && rows.every((row) => row.cells[column].className !== "t");
+  const numeric = rows.some((row) => number(texts.get(row)) !== null) && rows.every((row) => !row.cells[column].classList.contains("t"));
   const compare = (a, b) => {
     const [x, y] = numeric ? [number(texts.get(a)), number(texts.get(b))] : [texts.get(a), texts.get(b)];
     if (numeric && (x === null || y === null)) return (x === null) - (y === null);  // words last, either way
@@ -136,7 +136,7 @@ function open(hash) {
 
 function copyable(box) {
   const pre = box.querySelector("pre");
-  const button = element("button", "Copy", { type: "button", class: "plain", "aria-label": `Copy: ${pre.ariaLabel}` });
+  const button = element("button", "Copy", { type: "button", class: "plain", "aria-label": `Copy: ${box.ariaLabel}` });
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(pre.textContent);

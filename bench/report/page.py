@@ -73,7 +73,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {"code": inert.content, "json": inert.json_content, "linked": inert.with_links}
-    environment.tests["word"] = layout.is_word
     return environment
 
 
