@@ -130,7 +130,7 @@ def _tables(folder: Path) -> tuple[list["Table"], list[str]]:
 
 
 def _measured_tables(manifest: dict[str, Any], records: list[Record]) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import agreement, footers, frame, largest, offload, tables, witnesses
+    from bench.analysis import agreement, comparison, footers, frame, largest, offload, tables, witnesses
 
     scenario = manifest["scenario"]
     fixed_total = "train_batch_size" in scenario["matrix"]
@@ -143,7 +143,8 @@ def _measured_tables(manifest: dict[str, Any], records: list[Record]) -> tuple[l
     key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
     beside, kept = agreement.agreement(records), offload.offload(records)
     notes += ([offload.NOTE] if kept else []) + ([agreement.NOTE] if beside else [])
-    compared = tables.tables(data[~data["largest_batch"]], key, records) + largest.tables(data)
+    lines = comparison.comparison(data, key)
+    compared = tables.tables(lines, records) + largest.tables(lines)
     return compared + kept + beside, notes
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pandas as pd
 
+from bench.analysis.comparison import BASELINE
 from bench.analysis.stacks import stack_notes
-from bench.analysis.tables import BASELINE, metrics_of
+from bench.analysis.tables import metrics_of
 from bench.zero.applicability import ignored_notes
 from bench.zero.stages import STRATEGIES, VARIANTS, strategy_names
 
@@ -60,7 +61,7 @@ def _strategies(frame: pd.DataFrame) -> str:
 
 def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]:
     """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
-    lines = [f"{metric.title}: {metric.definition}." for metric in metrics_of(frame)]
+    lines = [f"{metric.title}: {metric.definition}." for metric in metrics_of(frame["provenance"])]
     lines.append(
         f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N. "
         "Rows of one N have one global batch"
