@@ -66,6 +66,7 @@ COLUMNS: dict[str, Column] = {
     "figures_suspect": Column("whether its figures are in doubt, and not only how it trains"),
     "device": Column("cuda or cpu"),
     "device_name": Column("what the device calls itself"),
+    "num_threads": Column("threads that a rank computes with", "1"),
     "started_at": Column("when the launch started, UTC"),
     "isolation": Column("fork or process (docs/architecture.md, warm ranks)"),
     "timing_suspect_reasons": Column("why the times, and only they, are not to be compared"),

@@ -1,7 +1,7 @@
 """Records -> one tidy pandas frame, a row per record. Its columns are defined in bench.analysis.columns."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -30,7 +30,14 @@ CONTROLS = [
 
 
 # Numbers that are no metric and may be missing.
-_NUMBERS = {"peak_tflops_per_gpu", "trainable_fraction", "batch_budget_bytes", "batch_at_most", "batch_fails_at"}
+_NUMBERS = {
+    "num_threads",
+    "peak_tflops_per_gpu",
+    "trainable_fraction",
+    "batch_budget_bytes",
+    "batch_at_most",
+    "batch_fails_at",
+}
 
 
 def _emulated(cell: Cell) -> str:
@@ -110,6 +117,7 @@ def _row(record: Record) -> dict[str, Any]:
         "figures_suspect": any(f.affects == "figures" for f in record.findings if f.verdict in ("suspect", "invalid")),
         "device": record.device,
         "device_name": record.device_name,
+        "num_threads": record.num_threads,
         "theory_model_state_bytes": record.theory and record.theory.model_state_bytes,
         "theory_comm_wire_bytes_per_step": record.theory and record.theory.comm_wire_bytes_per_step,
         "practice_comm_bytes_per_step": record.practice and record.practice.comm_bytes_per_step,
@@ -156,12 +164,11 @@ def _row(record: Record) -> dict[str, Any]:
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """Return one row per record; metrics of a row that is not ``completed`` are missing values, never 0."""
-    return tidy([_row(record) for record in records])
+    return tidy(pd.DataFrame([_row(record) for record in records]))
 
 
-def tidy(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """Return rows as a frame: what is a number is one, missing or not; columns stand in the order of their table."""
-    data = pd.DataFrame(rows)
+def tidy(data: pd.DataFrame) -> pd.DataFrame:
+    """Return rows in their usual form: what is a number is one, missing or not; columns in the order of their table."""
     for name in data.columns:
         if is_metric(name) or name in _NUMBERS:
             data[name] = pd.to_numeric(data[name])

@@ -36,7 +36,8 @@ class Metric:
 class Table:
     """Text, ready to be laid out. ``group`` names the settings that all rows share, ``title`` the metric.
 
-    ``explained`` are the sentences that belong below it; ``wraps``: its cells are words, which may be folded.
+    ``explained`` are the sentences that belong below it; ``wraps``: its cells are words, which may be folded;
+    ``block``: how many columns after the first belong together, where a wide table is cut.
     """
 
     group: str
@@ -45,6 +46,7 @@ class Table:
     rows: list[list[str]]
     explained: list[str] = field(default_factory=list)
     wraps: bool = False
+    block: int = 3
 
 
 METRICS = (
