@@ -125,11 +125,10 @@ def _of_several(folders: Sequence[Path], by: By, on_row: Callable[[int, int], No
         )
     lines = comparison.comparison(data, batch_key(manifests))
     head = differences.differences(data, dict(zip(names, manifests, strict=True)))
-    both = {key: value for m in manifests for key, value in m["scenario"]["zero_optimization"].items()}
-    merged = manifests[0] | {
-        "scenario": manifests[0]["scenario"] | {"zero_optimization": both},
-        "cells": [
-            cell | {"repeats": cell.get("repeats", m["scenario"]["repeat"])} for m in manifests for cell in m["cells"]
-        ],
-    }
-    return Said(_compared(lines, by), answer.answers(lines), _notes(data, merged, by), head, lines)
+    for name, manifest in zip(names, manifests, strict=True):
+        head += [f"{name}: {line}" for line in _missing(manifest, data[data["run"] == name])]
+    notes = ([by_gpus.NOTE] if by == "gpus" else []) + largest.notes(data)
+    set_in = [manifest["scenario"]["zero_optimization"] for manifest in manifests]
+    # Where runs differ in these, the head says so.
+    notes += footers.footers(data, set_in[0] if all(each == set_in[0] for each in set_in) else {})
+    return Said(_compared(lines, by), answer.answers(lines), notes, head, lines)
