@@ -45,11 +45,29 @@ DEFAULT_RESULTS = Path("results/runs")
 
 
 class Format(StrEnum):
-    """How the tables are written."""
+    """How a report is written."""
 
     terminal = "terminal"
     markdown = "markdown"
     csv = "csv"
+    json = "json"
+    parquet = "parquet"
+    html = "html"
+
+
+class By(StrEnum):
+    """What a table is of."""
+
+    metric = "metric"
+    gpus = "gpus"
+
+
+class Rows(StrEnum):
+    """What a line of a file is."""
+
+    cells = "cells"
+    records = "records"
+    metrics = "metrics"
 
 
 class Isolation(StrEnum):
@@ -211,8 +229,8 @@ def run_command(
 
 def _run(scenario: Path, *, results: Path, only: list[str], fresh: bool, cpu_slots: int, isolation: Isolation) -> None:
     from bench.record import ANSWERS
+    from bench.report.command import show_tables
     from bench.run import run_matrix
-    from bench.show import show_tables
 
     console = _console()
     for number in _STOP:
@@ -250,7 +268,7 @@ def import_command(
     them and what is wrong with each. The same content is never imported twice. Exit status 2 when a file is none.
     """
     from bench.imports.files import import_files
-    from bench.show import show_imported
+    from bench.report.command import show_imported
 
     run = results / name
     new, known = import_files(files, run)
@@ -323,11 +341,33 @@ def emulate_command(
 
 @app.command("report")
 def report_command(
-    run: Annotated[Path | None, typer.Argument(help="Run folder; left out, the latest.", show_default=False)] = None,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[RUN]...", help="Run folder; left out, the latest. Several: side by side.", show_default=False
+        ),
+    ] = [],  # noqa: B006
     results: ResultsOption = DEFAULT_RESULTS,
     format: Annotated[
-        Format, typer.Option(help="terminal and markdown: tables; csv: one row per record.")
+        Format, typer.Option(help="terminal, markdown: tables; csv, json, parquet: data; html: a page of the run.")
     ] = Format.terminal,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file to write; left out, standard output, and report.html in the run folder.", show_default=False
+        ),
+    ] = None,
+    by: Annotated[
+        By, typer.Option(help="metric: a table per metric, GPU counts across; gpus: one per GPU count, all metrics.")
+    ] = By.metric,
+    rows: Annotated[
+        Rows | None,
+        typer.Option(
+            help="Of csv, json, parquet: cells (the comparison, a line per cell; the default), records (a line per "
+            "launch) or metrics (a line per metric).",
+            show_default=False,
+        ),
+    ] = None,
     rerun: Annotated[
         str | None, typer.Option(help="Print the command that measures this cell (id or label) again.")
     ] = None,
@@ -337,23 +377,23 @@ def report_command(
     traffic_summary: Annotated[bool, typer.Option("--traffic-summary", help="The same, one line per row.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="What holds each row's memory, and what should.")] = False,
 ) -> None:
-    """Print the comparison tables of a run."""
+    """Print the comparison tables of a run, or of several runs side by side, headed by what differs between them."""
+    from bench.report.command import Wanted, report, show_memory, show_rerun, show_traffic
     from bench.runs import latest_run
-    from bench.show import show_csv, show_markdown, show_memory, show_rerun, show_tables, show_traffic
 
-    folder = run or latest_run(results)
-    if rerun is not None:
-        show_rerun(folder, rerun)
-    elif memory:
-        show_memory(folder, None if format is Format.markdown else _console())
-    elif format is Format.csv:
-        show_csv(folder)
-    elif traffic or traffic_summary:
-        show_traffic(folder, None if format is Format.markdown else _console(), details=traffic)
-    elif format is Format.markdown:
-        show_markdown(folder)
-    else:
-        show_tables(folder, _console())
+    folders = runs or [latest_run(results)]
+    if rerun is not None or memory or traffic or traffic_summary:
+        if len(folders) > 1:
+            raise BenchError("--rerun, --traffic and --memory are of one run; name one")
+        console = None if format is Format.markdown else _console()
+        if rerun is not None:
+            show_rerun(folders[0], rerun)
+        elif memory:
+            show_memory(folders[0], console)
+        else:
+            show_traffic(folders[0], console, details=traffic)
+        return
+    report(folders, Wanted(format.value, by.value, rows and rows.value, output), _console())
 
 
 @select_app.command("config")

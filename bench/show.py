@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -14,13 +13,8 @@ from bench.environment import installed, resources
 from bench.fit import show_notes
 from bench.plan import PlannedCell, plan_file, repeats, select, unused_rules
 from bench.progress import duration
-from bench.record import Record
-from bench.runs import read_measured, read_run, rerun_command
-from bench.store import read_imported, read_records, record_name, row_name
+from bench.store import read_records, record_name, row_name
 from bench.validity.forewarn import forewarnings
-
-if TYPE_CHECKING:  # pandas takes a second to import; plan does without
-    from bench.analysis.tables import Table
 
 
 def _gib(value: float | None) -> str:
@@ -119,151 +113,3 @@ def show_commands(scenario_path: Path, only: list[str], cpu_slots: int, isolatio
         shown = [command(e.cell.num_processes, offer.device, job(e), python(e.stack)) for e in cells]
     for argv in shown:
         console.print(shlex.join(argv), highlight=False, markup=False, soft_wrap=True)
-
-
-def _tables(folder: Path) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import imported
-
-    run = read_run(folder)
-    found, notes = ([], []) if run.manifest is None else _measured_tables(run.manifest, run.records)
-    return found + imported.table(run.imported), notes + imported.notes(run.imported)
-
-
-def _measured_tables(manifest: dict[str, Any], records: list[Record]) -> tuple[list["Table"], list[str]]:
-    from bench.analysis import agreement, footers, frame, largest, offload, tables, witnesses
-
-    scenario = manifest["scenario"]
-    fixed_total = "train_batch_size" in scenario["matrix"]
-    data = frame.frame(records)
-    notes = largest.notes(data) + footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
-    # Manifests of earlier releases have only cells that are repeated alike.
-    expected = sum(cell.get("repeats", scenario["repeat"]) for cell in manifest["cells"])
-    if len(records) < expected:
-        notes.insert(0, f"{expected - len(records)} of {expected} rows are not there yet.")
-    key = "train_batch_size" if fixed_total else "gradient_accumulation_steps"
-    beside, kept = agreement.agreement(records), offload.offload(records)
-    notes += ([offload.NOTE] if kept else []) + ([agreement.NOTE] if beside else [])
-    compared = tables.tables(data[~data["largest_batch"]], key, records) + largest.tables(data)
-    return compared + kept + beside, notes
-
-
-def _laid_out(table: "Table", columns: list[int]) -> RichTable:
-    laid_out = RichTable(title=table.title, title_justify="left")
-    for number in columns:
-        if table.wraps:
-            laid_out.add_column(table.header[number], overflow="fold")
-        else:
-            laid_out.add_column(table.header[number], justify="right" if number else "left", no_wrap=True)
-    for row in table.rows:
-        laid_out.add_row(*(row[number] for number in columns))
-    return laid_out
-
-
-def _parts(table: "Table", console: Console) -> list[RichTable]:
-    """Lay a table out; one too wide for the console is cut between GPU counts, never inside a number."""
-    if table.wraps:
-        return [_laid_out(table, list(range(len(table.header))))]
-    counts = [[first, first + 1, first + 2] for first in range(1, len(table.header), 3)]
-    shown: list[list[int]] = []
-    for count in counts:
-        wider = [*shown[-1], *count] if shown else [0, *count]
-        fits = console.measure(_laid_out(table, wider)).minimum <= console.width
-        if shown and fits:
-            shown[-1] = wider
-        else:
-            shown.append([0, *count])
-    return [_laid_out(table, columns) for columns in shown]
-
-
-def show_tables(run: Path, console: Console) -> None:
-    """Print the tables of a run for a terminal."""
-    _print(*_tables(run), run, console)
-
-
-def _print(found: list["Table"], notes: list[str], run: Path, console: Console) -> None:
-    group = ""
-    for table in found:
-        if table.group != group:
-            group = table.group
-            console.print(f"\n{group}", style="bold", highlight=False, markup=False)
-        for part in _parts(table, console):
-            console.print(part)
-        for sentence in table.explained:
-            console.print(f"  > {sentence}", highlight=False, markup=False)
-    for note in notes:
-        console.print(f"- {note}", highlight=False, markup=False)
-    console.print(f"{run}", highlight=False, markup=False)
-
-
-def show_imported(run: Path, new: int, known: int, console: Console) -> None:
-    """Print the imported rows of a run folder, and how many of them an import has just added or found there."""
-    from bench.analysis import imported
-
-    rows = read_imported(run)
-    _print(imported.table(rows), imported.notes(rows), run, console)
-    console.print(f"{new} imported, {known} there already", highlight=False, markup=False)
-
-
-def show_markdown(run: Path) -> None:
-    """Print the tables of a run as Markdown."""
-    from bench.analysis.tables import markdown
-
-    sys.stdout.write(markdown(*_tables(run)))
-
-
-def show_traffic(run: Path, console: Console | None, *, details: bool) -> None:
-    """Print where the bytes of a run went, for a terminal, or as Markdown without a ``console``.
-
-    First a line per row; with ``details`` then each row's operations and why paper and practice differ.
-    """
-    from bench.analysis import traffic
-    from bench.analysis.tables import markdown
-
-    _, records = read_measured(run)
-    found: list[tuple[Table, list[str]]] = [
-        (traffic.summary(records), [traffic.verdict_line(records), *traffic.NOTES]),
-    ]
-    if details:
-        counted = [record for record in records if record.comm]
-        found += zip(traffic.traffic_tables(records), map(traffic.explanations, counted), strict=True)
-    for table, notes in found:
-        if console is None:
-            sys.stdout.write(markdown([table], notes) + "\n")
-            continue
-        console.print(_laid_out(table, list(range(len(table.header)))))
-        for note in notes:
-            console.print(f"- {note}", highlight=False, markup=False)
-
-
-def show_memory(run: Path, console: Console | None) -> None:
-    """Print what holds each row's memory, beside what is expected: for a terminal, or without one as Markdown."""
-    from bench.analysis import memory, tables
-
-    _, records = read_measured(run)
-    found, notes = memory.tables(records), memory.notes(records)
-    if console is None:
-        sys.stdout.write(tables.markdown(found, notes))
-    else:
-        _print(found, notes, run, console)
-
-
-def show_csv(run: Path) -> None:
-    """Print one line per record, with every column of the tidy frame; imported rows have columns of their own."""
-    import pandas as pd
-
-    from bench.analysis import imported
-    from bench.analysis.frame import frame
-
-    found = read_run(run)
-    parts = [frame(found.records)] if found.records else []
-    rows = found.imported
-    pd.concat([*parts, imported.frame(rows)] if rows else parts).to_csv(sys.stdout, index=False)
-
-
-def show_rerun(run: Path, name: str) -> None:
-    """Print the command that measures the cell called ``name`` (id or label) again.
-
-    Raises:
-        StoreError: the run has no such cell.
-    """
-    print(rerun_command(run, name))

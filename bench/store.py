@@ -2,6 +2,7 @@
 
 RUN/manifest.json            the scenario, its cells, the environment
 RUN/records/<cell_id>[-<stack>]-r<repeat>.json
+RUN/index.parquet            the same rows as one table (bench.index), made anew from the records when they change
 RUN/logs/<cell_id>[-<stack>]-r<repeat>.log   beside it, of a row that could not be judged, .result.json
 RUN/traces/<cell_id>[-<stack>]-r<repeat>.json.gz   of an emulated row: what its last counted step ran
 RUN/imported/<row_id>.json   what a file from elsewhere says (bench.imports), never among the records
@@ -103,17 +104,23 @@ def read_records(run: Path) -> list[Record]:
     Raises:
         StoreError: one of them is damaged, or of a newer schema.
     """
-    records = []
-    for path in sorted((run / "records").glob("*.json")):
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StoreError(f"{path}: cannot read the record: {error}") from None
-        record = parse_record(text, str(path))
-        if path.stem != (name := record_name(record.cell_id, record.repeat, record.requested_stack)):
-            raise StoreError(f"{path}: a copy of record {name}; move it away")
-        records.append(record)
-    return records
+    return [read_record(path) for path in sorted((run / "records").glob("*.json"))]
+
+
+def read_record(path: Path) -> Record:
+    """Read one record.
+
+    Raises:
+        StoreError: it is damaged, of a newer schema, or the file has another record's name.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: cannot read the record: {error}") from None
+    record = parse_record(text, str(path))
+    if path.stem != (name := record_name(record.cell_id, record.repeat, record.requested_stack)):
+        raise StoreError(f"{path}: a copy of record {name}; move it away")
+    return record
 
 
 def imported_path(run: Path, row_id: str) -> Path:

@@ -1,17 +1,26 @@
-"""The answer on top: which strategy for each model and GPU count, by how much, and why."""
+"""The answer on top: which strategy for each model and GPU count, by how much, and why.
 
-from collections.abc import Sequence
+By speed only what was timed and is separated: at least three launches of each, every launch of one faster than every
+launch of the other. By memory and traffic, which repeat exactly, one launch is enough.
+"""
+
 from dataclasses import dataclass
 
-from bench.record import Record
+import pandas as pd
+
+from bench.analysis.comparison import SAME
+from bench.analysis.tables import Line, Table, groups, number
+from bench.analysis.units import mib
+
+LAUNCHES = 3  # that a ranking by speed needs: steps of one launch are not independent
 
 
 @dataclass(frozen=True)
 class Answer:
     """``group`` names the settings that the compared rows share, ``provenance`` where the numbers come from.
 
-    ``strategy`` is the one to take, ``None`` where the rows do not say; ``by`` what it was chosen by, ``margin`` by
-    how much it leads ``runner_up``, in words; ``why`` the reason in a sentence.
+    ``by`` is what is compared: ``speed``, ``peak memory`` or ``traffic``. ``strategy`` is the best (several: equal),
+    ``None`` where the rows do not say; ``margin`` by how much it leads ``runner_up``, in words; ``why`` a sentence.
     """
 
     group: str
@@ -25,6 +34,120 @@ class Answer:
     why: str
 
 
-def answers(records: Sequence[Record]) -> list[Answer]:
-    """Return one answer for each group of comparable rows and GPU count."""
-    return []
+def answers(lines: pd.DataFrame) -> list[Answer]:
+    """Return the answers of a comparison, for each group of one global batch and each GPU count."""
+    found = []
+    for group in groups(lines, SAME):
+        for n in sorted({line["world_size"] for line in group}):
+            at = [line for line in group if line["world_size"] == n]
+            if len(at) > 1:
+                found += [answer for answer in (_speed(at), _memory(at), _traffic(at)) if answer]
+    return found
+
+
+def _name(line: Line) -> str:
+    return f"{line['strategy']} {line['variant']}".strip()
+
+
+def _answer(lines: list[Line], by: str, **said: str | None) -> Answer:
+    first = lines[0]
+    return Answer(
+        group=first["group"],
+        model=first["model"],
+        world_size=int(first["world_size"]),
+        provenance="/".join(dict.fromkeys(line["provenance"] for line in lines)),
+        by=by,
+        strategy=said.get("strategy"),
+        margin=said.get("margin") or "",
+        runner_up=said.get("runner_up"),
+        why=said.get("why") or "",
+    )
+
+
+def _speed(lines: list[Line]) -> Answer | None:
+    timed = [line for line in lines if number(line, "step_time_s") is not None]
+    if len(timed) < 2:
+        return None
+    by = "speed" if timed[0]["device"] == "cuda" else "speed of CPU ranks"
+    beyond = "" if timed[0]["device"] == "cuda" else " Times of CPU ranks say nothing about GPUs."
+    doubtful = [line for line in timed if line["times_suspect"] or line["figures_suspect"]]
+    timed = [line for line in timed if line not in doubtful]
+    aside = f" Left aside, their times being suspect: {', '.join(map(_name, doubtful))}." if doubtful else ""
+    if len(timed) < 2:
+        return _answer(
+            lines, by, margin="not separated", why=f"Fewer than two rows have times to compare.{aside}{beyond}"
+        )
+    best, second = sorted(timed, key=lambda line: float(line["step_time_s"]))[:2]
+    times = f"{_times(best)}, {_times(second)}"
+    few = min(best["launches"], second["launches"])
+    if few < LAUNCHES:
+        why = f"{times}; at least {LAUNCHES} launches of each are needed to tell which is faster.{aside}{beyond}"
+        return _answer(lines, by, margin="not separated", why=why)
+    if best["step_time_max_s"] >= second["step_time_min_s"]:
+        return _answer(lines, by, margin="not separated", why=f"Launches overlap: {times}.{aside}{beyond}")
+    lead = f"{second['step_time_s'] / best['step_time_s'] - 1:.0%} faster"
+    why = f"Every launch of the one is faster than every launch of the other: {times}.{aside}{beyond}"
+    return _answer(lines, by, strategy=_name(best), margin=lead, runner_up=_name(second), why=why)
+
+
+def _times(line: Line) -> str:
+    low, high = (f"{line[f'step_time_{word}_s'] * 1e3:,.1f}" for word in ("min", "max"))
+    spread = low if low == high else f"{low} to {high}"
+    return f"{_name(line)} {spread} ms ({line['launches']} launch{'es' if line['launches'] > 1 else ''})"
+
+
+def _fits(line: Line) -> bool:
+    return line["launches"] > 0 and (line["provenance"] != "emulated" or bool(line["fits"]))
+
+
+def _left_out(lines: list[Line]) -> str:
+    """Return which rows are no candidates, and why, in words."""
+    said = []
+    for line in lines:
+        if line["launches"] == 0:
+            said.append(f"{_name(line)}: {line['outcome']}")
+        elif not _fits(line):
+            said.append(f"{_name(line)} does not fit ({mib(line['peak_allocated_bytes'])})")
+        elif line["figures_suspect"]:
+            said.append(f"{_name(line)}: its figures are suspect")
+    return f" Not candidates: {'; '.join(said)}." if said else ""
+
+
+def _least(lines: list[Line], by: str, column: str, verb: str) -> Answer | None:
+    """Return the answer by the least of an exact metric, among the rows that fit; ties are named together."""
+    known = [line for line in lines if _fits(line) and not line["figures_suspect"]]
+    known = [line for line in known if number(line, column) is not None]
+    if not known:
+        return _answer(lines, by, margin="none fits", why=_left_out(lines).strip())
+    known.sort(key=lambda line: float(line[column]))
+    least = float(known[0][column])
+    best = [line for line in known if line[column] == least]
+    others = known[len(best) :]
+    why = f"{' and '.join(map(_name, best))} {verb}{'' if len(best) > 1 else 's'} {mib(least)}"
+    if not others:
+        return _answer(lines, by, strategy=", ".join(map(_name, best)), why=f"{why}.{_left_out(lines)}")
+    second = others[0]
+    margin = f"{1 - least / second[column]:.0%} less" if len(best) == 1 or least else ""
+    why += f", {_name(second)} {mib(second[column])}.{_left_out(lines)}"
+    return _answer(lines, by, strategy=", ".join(map(_name, best)), margin=margin, runner_up=_name(second), why=why)
+
+
+def _memory(lines: list[Line]) -> Answer | None:
+    return _least(lines, "peak memory", "peak_allocated_bytes", "hold")
+
+
+def _traffic(lines: list[Line]) -> Answer | None:
+    return None if lines[0]["world_size"] == 1 else _least(lines, "traffic", "comm_wire_bytes_per_step", "send")
+
+
+def table(found: list[Answer]) -> list[Table]:
+    """Return the answers as one table; none where there is none."""
+    if not found:
+        return []
+    shared = {answer.group for answer in found}
+    rows = [
+        [answer.model, f"{answer.world_size}", answer.by, answer.strategy or "-", answer.margin, answer.why]
+        for answer in found
+    ]
+    title = "one global batch per GPU count" + ("" if len(shared) == 1 else "; groups in the order of the tables")
+    return [Table("Answers", title, ["model", "N", "by", "take", "margin", "why"], rows, wraps=True)]

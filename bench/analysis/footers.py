@@ -4,8 +4,11 @@ from typing import Any
 
 import pandas as pd
 
+from bench.analysis.cells import keys
+from bench.analysis.comparison import BASELINE
 from bench.analysis.stacks import stack_notes
-from bench.analysis.tables import BASELINE, metrics_of
+from bench.analysis.tables import metrics_of
+from bench.analysis.titles import several_runs
 from bench.zero.applicability import ignored_notes
 from bench.zero.stages import STRATEGIES, VARIANTS, strategy_names
 
@@ -30,10 +33,18 @@ def _provenance(frame: pd.DataFrame) -> list[str]:
     return lines + ([] if set(frame["device"]) == {"cuda"} else ["No multi-GPU row has been measured here."])
 
 
+def _ratios(frame: pd.DataFrame) -> str:
+    """Return what ratios are to."""
+    if several_runs(frame):
+        first = frame["run"].iloc[0]
+        return f"'vs {first}' is the ratio to the row of the same strategy, and the same N, in {first}."
+    return f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N."
+
+
 def _launches(measured: pd.DataFrame) -> list[str]:
     if measured.empty:
         return []
-    launches = measured.groupby(["cell_id", "requested_stack"], dropna=False).size().max()
+    launches = measured.groupby(keys(measured), dropna=False).size().max()
     return [
         f"Launches per cell: {launches}"
         + (" (median shown)" if launches > 1 else "")
@@ -60,10 +71,10 @@ def _strategies(frame: pd.DataFrame) -> str:
 
 def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]:
     """Return what a reader must know to read the tables: definitions, kind of number, failures, doubts."""
-    lines = [f"{metric.title}: {metric.definition}." for metric in metrics_of(frame)]
+    lines = [f"{metric.title}: {metric.definition}." for metric in metrics_of(frame["provenance"])]
     lines.append(
-        f"'vs {BASELINE}' is the ratio to the {BASELINE} row (where there is none, to the first row) at the same N. "
-        "Rows of one N have one global batch"
+        _ratios(frame)
+        + " Rows of one N have one global batch"
         + (", but at the largest that fits." if frame["largest_batch"].any() else ".")
     )
     lines += stack_notes(frame, BASELINE)
@@ -111,8 +122,8 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
             for why, group in late.groupby("timing_suspect_reasons", sort=False)
         ]
     doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
-    keys = ["validity", "figures_suspect", "validity_reasons"]
-    for (verdict, figures, reasons), group in doubtful.groupby(keys, sort=False):
+    said = ["validity", "figures_suspect", "validity_reasons"]
+    for (verdict, figures, reasons), group in doubtful.groupby(said, sort=False):
         words = verdict if verdict == "invalid" else "? suspect" if figures else "† trains otherwise"
         lines.append(f"{words}: {reasons} [{', '.join(group['label'])}]")
     failed = frame[frame["status"] != "completed"]

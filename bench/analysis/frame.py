@@ -1,4 +1,4 @@
-"""Records -> one tidy pandas frame, a row per record. Its columns are defined in docs/metrics.md."""
+"""Records -> one tidy pandas frame, a row per record. Its columns are defined in bench.analysis.columns."""
 
 import json
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from bench.analysis.columns import COLUMNS, is_metric
 from bench.cell import Cell
 from bench.record import Record
 from bench.zero.stages import STRATEGIES
@@ -26,6 +27,17 @@ CONTROLS = [
     "device",
     "emulation",
 ]
+
+
+# Numbers that are no metric and may be missing.
+_NUMBERS = {
+    "num_threads",
+    "peak_tflops_per_gpu",
+    "trainable_fraction",
+    "batch_budget_bytes",
+    "batch_at_most",
+    "batch_fails_at",
+}
 
 
 def _emulated(cell: Cell) -> str:
@@ -91,7 +103,7 @@ def _row(record: Record) -> dict[str, Any]:
         "zero_optimization": json.dumps(cell.zero_optimization),
         "deepspeed": json.dumps(cell.deepspeed),
         "dtype": cell.dtype,
-        "activation_checkpointing": cell.activation_checkpointing,
+        "activation_checkpointing": cell.checkpointing,
         "finetuning": cell.finetuning,
         "lora": cell.lora and json.dumps(cell.lora.model_dump(mode="json")),
         "freeze": cell.freeze and json.dumps(cell.freeze.model_dump(mode="json")),
@@ -105,6 +117,7 @@ def _row(record: Record) -> dict[str, Any]:
         "figures_suspect": any(f.affects == "figures" for f in record.findings if f.verdict in ("suspect", "invalid")),
         "device": record.device,
         "device_name": record.device_name,
+        "num_threads": record.num_threads,
         "theory_model_state_bytes": record.theory and record.theory.model_state_bytes,
         "theory_comm_wire_bytes_per_step": record.theory and record.theory.comm_wire_bytes_per_step,
         "practice_comm_bytes_per_step": record.practice and record.practice.comm_bytes_per_step,
@@ -151,4 +164,13 @@ def _row(record: Record) -> dict[str, Any]:
 
 def frame(records: Iterable[Record]) -> pd.DataFrame:
     """Return one row per record; metrics of a row that is not ``completed`` are missing values, never 0."""
-    return pd.DataFrame([_row(record) for record in records])
+    return tidy(pd.DataFrame([_row(record) for record in records]))
+
+
+def tidy(data: pd.DataFrame) -> pd.DataFrame:
+    """Return rows in their usual form: what is a number is one, missing or not; columns in the order of their table."""
+    for name in data.columns:
+        if is_metric(name) or name in _NUMBERS:
+            data[name] = pd.to_numeric(data[name])
+    place = {name: number for number, name in enumerate(COLUMNS)}
+    return data[sorted(data.columns, key=lambda name: place.get(str(name), len(place)))]

@@ -10,14 +10,13 @@ from typing import Any
 
 import pandas as pd
 
+from bench.analysis.cells import presentable
+from bench.analysis.comparison import LARGEST
 from bench.analysis.frame import CONTROLS
-from bench.analysis.stacks import stack_names
-from bench.analysis.tables import Table, how_it_trains, in_order, params_text, presentable
+from bench.analysis.tables import Line, Table, first_column, groups, names_of, number
 from bench.analysis.units import mib
-from bench.largest import size_text
 
 _KEYS = [name for name in CONTROLS if name != "train_micro_batch_size_per_gpu"]
-_GROUP = [*_KEYS, "gradient_accumulation_steps", "batch_budget_bytes", "batch_at_most"]
 
 NOTE = (
     "Two comparisons, never in one table: the same global batch holds the work of a step equal; the largest batch that "
@@ -28,82 +27,60 @@ NOTE = (
 )
 
 
-def _number(rows: pd.DataFrame, column: str, write: Callable[[float], str]) -> str:
-    value = rows[column].median() if column in rows else None
-    return "" if value is None or pd.isna(value) else write(float(value))
-
-
-def _mark(rows: pd.DataFrame) -> str:
-    return "?" if rows["figures_suspect"].any() else "†" if "suspect" in set(rows["validity"]) else ""
-
-
-def _late(rows: pd.DataFrame) -> str:
-    column = "timing_suspect_reasons"
-    return "?" if column in rows and rows[column].fillna("").astype(bool).any() else ""
-
-
-def _row(name: str, n: int, rows: pd.DataFrame) -> list[str]:
-    shown, first = presentable(rows), rows.iloc[0]
-    if shown.empty:
-        words = "/".join(dict.fromkeys(rows["status"].replace("completed", "invalid")))
-        found = [words, ""] if words != "oom" else ["none fits", ""]
+def _row(line: Line) -> list[str]:
+    shown = line["launches"] > 0
+    if shown:
+        found = [f"{line[c]:,.0f}" for c in ("train_micro_batch_size_per_gpu", "train_batch_size")]
     else:
-        found = [f"{shown[c].iloc[0]:,.0f}" for c in ("train_micro_batch_size_per_gpu", "train_batch_size")]
-    mark = "" if shown.empty else _mark(shown)
-    throughput = _number(shown, "tokens_per_second_per_gpu", lambda value: f"{value:,.0f}")
-    peak = _number(shown, "peak_allocated_bytes", mib)
-    sent = _number(shown, "comm_wire_bytes_per_step", mib)
-    per_token = _number(shown, "sent_bytes_per_token", lambda value: f"{value:,.0f} B")
-    fails = first["batch_fails_at"]
-    ended = "" if shown.empty else f"> {first['batch_at_most']:,.0f}"
+        found = ["none fits" if line["outcome"] == "oom" else line["outcome"], ""]
+    mark = "?" if line["figures_suspect"] else "†" if line["training_suspect"] else ""
+    texts = {}
+    for column, write in _WRITTEN.items():
+        value = number(line, column)
+        texts[column] = "" if value is None else write(value)
+    throughput, peak, sent, per_token = texts.values()
+    fails = number(line, "batch_fails_at")
+    ended = f"> {line['batch_at_most']:,.0f}" if shown else ""
     return [
-        name,
-        f"{n}",
+        f"{line['strategy']} {line['variant']}".strip(),
+        f"{line['world_size']}",
         *found,
-        throughput and throughput + (_late(shown) or mark),
+        throughput and throughput + ("?" if line["times_suspect"] else mark),
         peak and peak + mark,
         sent and sent + mark,
         per_token,
-        ended if pd.isna(fails) else f"{fails:,.0f}",
-        first["batch_fails_in"] or "",
+        ended if fails is None else f"{fails:,.0f}",
+        "" if pd.isna(line["batch_fails_in"]) else line["batch_fails_in"],
     ]
 
 
-def _heading(values: dict[str, Any], group: pd.DataFrame) -> str:
-    budget = values["batch_budget_bytes"]
-    parts = [
-        f"{values['model']}{params_text(group)}",
-        "every strategy at its largest batch that fits into "
-        + ("the GPU's memory" if pd.isna(budget) else f"{size_text(budget)} per GPU"),
-        f"GAS {values['gradient_accumulation_steps']}",
-        f"seq {values['seq_length']}",
-        values["dtype"],
-        f"{values['data']} data",
-    ]
-    return ", ".join(parts + how_it_trains(values, group))
+_WRITTEN: dict[str, Callable[[float], str]] = {
+    "tokens_per_second_per_gpu": lambda value: f"{value:,.0f}",
+    "peak_allocated_bytes": mib,
+    "comm_wire_bytes_per_step": mib,
+    "sent_bytes_per_token": lambda value: f"{value:,.0f} B",
+}
 
 
-def tables(frame: pd.DataFrame) -> list[Table]:
-    """Return the tables of the rows whose batch was searched for; none where there are none."""
-    rows = frame[frame["largest_batch"]]
-    if rows.empty:
-        return []
+def tables(lines: pd.DataFrame) -> list[Table]:
+    """Return the tables of the cells whose batch was searched for; none where there are none.
+
+    ``lines`` are those of bench.analysis.comparison.
+    """
     found = []
-    for values, group in rows.groupby(_GROUP, sort=False, dropna=False):
-        names = stack_names(group)
-        stacked = bool(group["requested_stack"].notna().any())
-        body = []
-        for n in sorted(group["world_size"].unique()):
-            at = group[group["world_size"] == n]
-            for strategy in in_order(at["strategy"]):
-                for stack in names[at.index][at["strategy"] == strategy].unique():
-                    cell = at[(at["strategy"] == strategy) & (names[at.index] == stack)]
-                    body.append(_row(f"{strategy} {stack}" if stacked else strategy, n, cell))
-        header = ["strategy, stack" if stacked else "strategy", "N", "micro batch", "global batch"]
+    for group in groups(lines, LARGEST):
+        at = {(line["world_size"], line["strategy"], line["variant"]): line for line in group}
+        counts = sorted({line["world_size"] for line in group})
+        body = [_row(at[n, *name]) for n in counts for name in names_of(group) if (n, *name) in at]
+        header = [first_column(group), "N", "micro batch", "global batch"]
         header += ["tokens/s per GPU", "peak per GPU", "sent per step", "per token", "fails at", "in"]
-        title = _heading(dict(zip(_GROUP, values, strict=True)), group)
-        found.append(Table(title, "Largest batch that fits (not the same global batch)", header, body))
+        found.append(Table(group[0]["group"], "Largest batch that fits (not the same global batch)", header, body))
     return found
+
+
+def _late(rows: pd.DataFrame) -> bool:
+    column = "timing_suspect_reasons"
+    return column in rows and bool(rows[column].fillna("").astype(bool).any())
 
 
 def _values(rows: pd.DataFrame, column: str) -> dict[str, float]:

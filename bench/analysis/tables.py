@@ -1,25 +1,21 @@
 """Comparison tables: strategies down, GPU counts across, one table per model and metric.
 
-A table holds only rows that are equal in everything but strategy, GPU count and, where a scenario asks for stacks,
-stack (bench.analysis.stacks). Repeats of one cell are combined by their median; different cells are never averaged. A
-failure stands in its place as a word.
+A table holds the lines of one group of bench.analysis.comparison. A failure stands in its place as a word.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import groupby
+from typing import Any, cast
 
 import pandas as pd
 
+from bench.analysis.comparison import SAME, in_order
 from bench.analysis.explain import explanations
-from bench.analysis.frame import CONTROLS
-from bench.analysis.stacks import stack_names
 from bench.analysis.units import mib
 from bench.record import Record
-from bench.zero.stages import strategy_names
 
-BASELINE = "z0"
+Line = dict[str, Any]  # of a comparison, by column
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,8 @@ class Metric:
 class Table:
     """Text, ready to be laid out. ``group`` names the settings that all rows share, ``title`` the metric.
 
-    ``explained`` are the sentences that belong below it; ``wraps``: its cells are words, which may be folded.
+    ``explained`` are the sentences that belong below it; ``wraps``: its cells are words, which may be folded;
+    ``block``: how many columns after the first belong together, where a wide table is cut.
     """
 
     group: str
@@ -49,6 +46,7 @@ class Table:
     rows: list[list[str]]
     explained: list[str] = field(default_factory=list)
     wraps: bool = False
+    block: int = 3
 
 
 METRICS = (
@@ -98,145 +96,110 @@ METRICS = (
 )
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Return the strategies of ``names``, each once: stages in their order, files as they come after them."""
-    found, known = list(dict.fromkeys(names)), strategy_names()
-    # A variant with a key of several values is called "z2+overlap_comm=true".
-    place = {name: known.index(base) for name in found if (base := name.split("+")[0]) in known}
-    return sorted(found, key=lambda name: place.get(name, len(known)))
-
-
-def presentable(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose numbers may be shown: completed, and not known to be wrong."""
-    return rows[(rows["status"] == "completed") & (rows["validity"] != "invalid")]
-
-
-def _combined(rows: pd.DataFrame, column: str) -> float | None:
-    """Return the median over the repeats of one cell, ``None`` when none of them has the number."""
-    if column not in rows or rows[column].isna().all():
-        return None
-    return float(rows[column].median())
-
-
-def _mark(metric: Metric, good: pd.DataFrame) -> str:
+def _mark(metric: Metric, line: Line) -> str:
     """Return ``?`` for a number not to be relied on, ``†`` where only the training is doubted."""
-    late = (
-        metric.third == "ms" and "timing_suspect_reasons" in good and good["timing_suspect_reasons"].astype(bool).any()
-    )
-    if late or good["figures_suspect"].any():
+    if line["figures_suspect"] or (metric.third == "ms" and line["times_suspect"]):
         return "?"
-    return "†" if "suspect" in set(good["validity"]) else ""
+    return "†" if line["training_suspect"] else ""
 
 
-def _entry(metric: Metric, rows: pd.DataFrame, baseline: pd.DataFrame) -> list[str]:
-    """Return number (or word), ratio to the baseline, and the metric's third column, for one cell's repeats."""
-    assert rows["cell_id"].nunique() <= 1, "different cells are never combined"
-    good, bad = presentable(rows), rows.drop(presentable(rows).index)
-    # A row that is completed and yet not good is invalid; that is the word for it.
-    words = "/".join(dict.fromkeys(bad["status"].replace("completed", "invalid"))) or "not run"
-    value = _combined(good, metric.column)
-    theory = _combined(rows, metric.theory) if metric.theory else None
-    if value is None:
-        shown = [words, ""]
+def number(line: Line | None, column: str | None) -> float | None:
+    """Return a metric of a line, ``None`` where there is none."""
+    value = None if line is None or column is None else line.get(column)
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def words(line: Line | None) -> str:
+    """Return what became of a cell that has no number to show."""
+    if line is None:
+        return "not run"
+    return line["outcome"] if line["launches"] == 0 else "not known"
+
+
+def failures(line: Line) -> str:
+    """Return how many launches are not in the number, in brackets; ``""`` where all are."""
+    failed, total = line["launches_failed"], line["launches_failed"] + line["launches"]
+    return f" ({failed} of {total} {line['outcome']})" if failed else ""
+
+
+def _entry(metric: Metric, line: Line | None, base: Line | None) -> list[str]:
+    """Return number (or word), ratio to the base, and the metric's third column, for one cell."""
+    value, beside = number(line, metric.column), number(base, metric.column)
+    theory = number(line, metric.theory)
+    if line is None or value is None:
+        shown = [words(line), ""]
     else:
-        mark, base = _mark(metric, good), _combined(baseline, metric.column)
-        doubt = "?" if "?" in (mark, _mark(metric, baseline)) else ""
-        some = f" ({len(bad)} of {len(rows)} {words})" if len(bad) else ""
-        shown = [metric.write(value) + mark + some, f"{value / base:.2f}x{doubt}" if base else ""]
+        mark = _mark(metric, line)
+        doubt = "?" if "?" in (mark, _mark(metric, base) if base else "") else ""
+        shown = [metric.write(value) + mark + failures(line), f"{value / beside:.2f}x{doubt}" if beside else ""]
     if metric.third == "fits":
-        return [*shown, "" if value is None else "yes" if good["fits"].all() else "no"]
+        return [*shown, "" if line is None or value is None else "yes" if line["fits"] else "no"]
     if metric.theory:
         return [*shown, "" if theory is None else metric.write(theory)]
-    step, spread = _combined(good, "step_time_s"), _combined(good, "step_time_iqr_s")
+    step, spread = number(line, "step_time_s"), number(line, "step_time_iqr_s")
     return [*shown, "" if step is None or spread is None else f"{step * 1e3:,.0f} ± {spread * 1e3:,.0f}"]
 
 
-def _table(metric: Metric, title: str, group: pd.DataFrame, explained: list[str]) -> Table:
-    counts = sorted(group["world_size"].unique())
-    present = in_order(group["strategy"])
-    baseline = BASELINE if BASELINE in present else present[0]
-    stacked = bool(group["requested_stack"].notna().any())
-    header = ["strategy, stack" if stacked else "strategy"]
-    header += [name for n in counts for name in (f"N={n}", f"vs {baseline}", metric.third)]
-    names = stack_names(group)
+def names_of(lines: Sequence[Line]) -> list[tuple[str, str]]:
+    """Return strategy and variant of the rows of a table, in their order."""
+    found = dict.fromkeys((line["strategy"], line["variant"]) for line in lines)
+    return [(name, variant) for name in in_order(name for name, _ in found) for at, variant in found if at == name]
+
+
+def first_column(lines: Sequence[Line]) -> str:
+    """Return what the rows of a table are named by."""
+    stacked = any(not pd.isna(line["requested_stack"]) for line in lines)
+    several = len({line.get("run") for line in lines}) > 1
+    return ", ".join(["strategy"] + (["stack"] if stacked else []) + (["run"] if several else []))
+
+
+def _table(metric: Metric, lines: Sequence[Line], explained: list[str]) -> Table:
+    counts = sorted({line["world_size"] for line in lines})
+    header = [first_column(lines)]
+    header += [name for n in counts for name in (f"N={n}", f"vs {lines[0]['base']}", metric.third)]
+    by_number = {line["line"]: line for line in lines}
+    at = {(line["strategy"], line["variant"], line["world_size"]): line for line in lines}
     rows = []
-    for strategy in present:
-        for stack in names[group["strategy"] == strategy].unique():
-            row = [f"{strategy} {stack}" if stacked else strategy]
-            for n in counts:
-                column = group[(group["world_size"] == n) & (names == stack)]
-                first = presentable(column[column["strategy"] == baseline])
-                row += _entry(metric, column[column["strategy"] == strategy], first)
-            rows.append(row)
-    return Table(title, f"{metric.title} ({metric.unit})", header, rows, explained)
+    for strategy, variant in names_of(lines):
+        row = [f"{strategy} {variant}".strip()]
+        for n in counts:
+            line = at.get((strategy, variant, n))
+            row += _entry(metric, line, by_number.get(line["base_line"]) if line else None)
+        rows.append(row)
+    return Table(lines[0]["group"], f"{metric.title} ({metric.unit})", header, rows, explained)
 
 
-def _trained(values: dict[str, Any], group: pd.DataFrame) -> str:
-    """Return in words what is trained, where that is not all."""
-    fraction = group["trainable_fraction"].dropna()
-    share = f" ({fraction.iloc[0]:.2%} trained)" if len(fraction) else ""
-    if values["finetuning"] == "lora":
-        return f"LoRA of rank {json.loads(values['lora'])['r']}{share}"
-    return f"all frozen but {', '.join(json.loads(values['freeze'])['trainable'])}{share}"
+def metrics_of(provenances: Iterable[str]) -> list[Metric]:
+    """Return the metrics that rows of these provenances can have."""
+    found = set(provenances)
+    return [metric for metric in METRICS if metric.only is None or metric.only in found]
 
 
-def how_it_trains(values: dict[str, Any], group: pd.DataFrame) -> list[str]:
-    """Return in words the controls that most tables leave at their defaults."""
-    parts = []
-    if values["activation_checkpointing"]:
-        reentrant = values["activation_checkpointing"] == "reentrant"
-        parts.append("reentrant activation checkpointing" if reentrant else "activation checkpointing")
-    if values["finetuning"] != "full":
-        parts.append(_trained(values, group))
-    if isinstance(values["attn_implementation"], str):  # pandas has a number for what is not there
-        parts.append(f"{values['attn_implementation']} attention")
-    return parts + ([values["emulation"]] if values["emulation"] else [])
+def groups(lines: pd.DataFrame, view: str = SAME) -> list[list[Line]]:
+    """Return the groups of one view of a comparison, each as plain lines."""
+    chosen = cast("list[Line]", lines[lines["view"] == view].to_dict("records"))
+    chosen.sort(key=lambda line: int(line["group_number"]))  # stable: within a group in order of appearance
+    return [list(found) for _, found in groupby(chosen, key=lambda line: line["group_number"])]
 
 
-def params_text(group: pd.DataFrame) -> str:
-    """Return the size of the model in brackets; nothing where no row knows it."""
-    size = group["num_params"].dropna()
-    return f" ({size.iloc[0] / 1e6:,.1f}M parameters)" if len(size) else ""
+def tables(lines: pd.DataFrame, records: Sequence[Record] = ()) -> list[Table]:
+    """Return the tables of the same global batch, one per group and metric: strategies down, GPU counts across.
 
-
-def _title(values: dict[str, Any], group: pd.DataFrame) -> str:
-    batch = sorted(group["train_batch_size"].unique())
-    steps = sorted(group["gradient_accumulation_steps"].unique())
-    parts = [
-        f"{values['model']}{params_text(group)}",
-        f"micro batch {values['train_micro_batch_size_per_gpu']}",
-        f"GAS {'/'.join(map(str, steps))}",
-        f"global batch {'/'.join(map(str, batch))}",
-        f"seq {values['seq_length']}",
-        values["dtype"],
-        f"{values['data']} data",
-    ]
-    parts += how_it_trains(values, group)
-    if group["requested_stack"].notna().any():
-        parts.append("stacks side by side")
-    return ", ".join(parts)
-
-
-def metrics_of(frame: pd.DataFrame) -> list[Metric]:
-    """Return the metrics that rows of this provenance can have."""
-    return [metric for metric in METRICS if metric.only is None or metric.only in set(frame["provenance"])]
-
-
-def tables(frame: pd.DataFrame, batch_key: str, records: Sequence[Record] = ()) -> list[Table]:
-    """Return the tables of a run, in the order in which its settings first appear.
-
-    ``batch_key`` is what stays equal across GPU counts besides the micro batch: ``gradient_accumulation_steps``,
-    or ``train_batch_size`` where the scenario fixes that. ``records``, if given, are those of the frame, in its
-    order: then the tables carry what explains them.
+    ``lines`` are those of bench.analysis.comparison. ``records``, if given, are what they were made from: then the
+    tables carry what explains them.
     """
-    keys = [*CONTROLS, batch_key]
+    of: dict[tuple[str, str | None], list[Record]] = {}
+    for record in records:
+        of.setdefault((record.cell_id, record.requested_stack), []).append(record)
     found = []
-    for values, group in frame.groupby(keys, sort=False, dropna=False):
-        title = _title(dict(zip(keys, values, strict=True)), group)
-        said = explanations([records[row] for row in group.index], records) if records else []
-        for metric in metrics_of(group):
+    for group in groups(lines):
+        cells = [
+            (line["cell_id"], None if pd.isna(line["requested_stack"]) else line["requested_stack"]) for line in group
+        ]
+        said = explanations([record for cell in cells for record in of[cell]], records) if records else []
+        for metric in metrics_of(line["provenance"] for line in group):
             below = [explanation.text for explanation in said if explanation.rule.table == metric.title]
-            found.append(_table(metric, title, group, below))
+            found.append(_table(metric, group, below))
     return found
 
 

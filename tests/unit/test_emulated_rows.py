@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.analysis.agreement import agreement
+from bench.analysis.comparison import comparison
 from bench.analysis.footers import footers
 from bench.analysis.frame import frame
 from bench.analysis.tables import tables
@@ -42,7 +43,7 @@ def with_cell(record, **changes):
 
 
 def test_emulated_and_measured_rows_are_in_tables_of_their_own(emulated, measured):
-    found = tables(frame([measured, emulated]), "gradient_accumulation_steps")
+    found = tables(comparison(frame([measured, emulated]), "gradient_accumulation_steps"))
     kinds = {table.group: [each.title for each in found if each.group == table.group] for table in found}
     assert len(kinds) == 2
     (first, titles), (second, others) = kinds.items()
@@ -54,20 +55,22 @@ def test_emulated_and_measured_rows_are_in_tables_of_their_own(emulated, measure
 
 def test_gpu_counts_on_different_numbers_of_nodes_stand_in_one_table(emulated):
     many = with_cell(emulated, world_size=64, num_nodes=8)
-    found = tables(frame([emulated, many]), "gradient_accumulation_steps")
+    found = tables(comparison(frame([emulated, many]), "gradient_accumulation_steps"))
     assert {table.header[1] for table in found} == {"N=2"}
     assert {table.header[4] for table in found} == {"N=64"}
 
 
 def test_the_last_rank_of_every_world_size_stands_in_one_table(emulated):
     rows = [with_cell(emulated, world_size=n, rank=n - 1, position="last") for n in (1, 2, 3, 8)]
-    assert len({table.group for table in tables(frame(rows), "gradient_accumulation_steps")}) == 1
+    assert len({table.group for table in tables(comparison(frame(rows), "gradient_accumulation_steps"))}) == 1
 
 
 def test_what_does_not_fit_is_said(emulated):
     short = emulated.model_copy(update={"emulation": emulated.emulation.model_copy(update={"fits": False})})
     for row, word in ((emulated, "yes"), (short, "no")):
-        (table,) = [t for t in tables(frame([row]), "gradient_accumulation_steps") if t.title.startswith("Reserved")]
+        (table,) = [
+            t for t in tables(comparison(frame([row]), "gradient_accumulation_steps")) if t.title.startswith("Reserved")
+        ]
         assert table.rows[0][3] == word
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.comparison import comparison
 from bench.analysis.explain import explanations
 from bench.analysis.frame import frame
 from bench.analysis.rules import RULES
@@ -311,7 +312,7 @@ def test_repeats_speak_once_and_stacks_apart(record):
 
 def test_sentences_stand_once_below_their_table_and_name_their_source(record):
     records = [record, record.model_copy(update={"repeat": 1})]
-    found = tables(frame(records), "gradient_accumulation_steps", records)
+    found = tables(comparison(frame(records), "gradient_accumulation_steps"), records)
     below = {table.title: table.explained for table in found}
     (sentence,) = below["Traffic (sent per GPU and optimizer step)"]
     assert "315,968 parameters" in sentence
@@ -325,5 +326,5 @@ def test_sentences_stand_once_below_their_table_and_name_their_source(record):
 def test_groups_do_not_hear_each_others_sentences(record):
     other = row(record, "z1", cell={"seq_length": 64})
     records = [other, record]
-    found = tables(frame(records), "gradient_accumulation_steps", records)
+    found = tables(comparison(frame(records), "gradient_accumulation_steps"), records)
     assert [bool(table.explained) for table in found] == [False, False, False, False, False, True]

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.analysis import largest, tables
+from bench.analysis.comparison import comparison
 from bench.analysis.frame import frame
 from bench.cell import BatchLimits
 from bench.record import BatchTry, parse_record
@@ -55,14 +56,13 @@ def row(record, strategy, tokens, found=None, *, sent=1000.0, status="completed"
 
 
 def shown(records):
-    (table,) = largest.tables(frame(records))
+    (table,) = largest.tables(comparison(frame(records), "gradient_accumulation_steps"))
     return table, {line[0]: dict(zip(table.header, line, strict=True)) for line in table.rows}
 
 
 def test_rows_of_both_kinds_never_share_a_table(record):
     records = [row(record, "z1", 10.0), row(record, "z1", 20.0, 5), row(record, "z3", 30.0, 8)]
-    data = frame(records)
-    same = tables.tables(data[~data["largest_batch"]], "gradient_accumulation_steps", records)
+    same = tables.tables(comparison(frame(records), "gradient_accumulation_steps"), records)
     assert {line[0] for table in same for line in table.rows} == {"z1"}
     assert all("20" not in cell for table in same for line in table.rows for cell in line if cell.startswith("20"))
     table, by_strategy = shown(records)
@@ -78,7 +78,7 @@ def test_rows_of_both_kinds_never_share_a_table(record):
 
 def test_without_a_search_nothing_is_said(record):
     data = frame([row(record, "z1", 10.0)])
-    assert largest.tables(data) == []
+    assert largest.tables(comparison(data, "gradient_accumulation_steps")) == []
     assert largest.notes(data) == []
 
 

@@ -7,8 +7,8 @@ from bench.errors import StoreError
 from bench.launch import isolated
 from bench.outcome import not_built
 from bench.plan import PlannedCell, Resources, plan
+from bench.report.command import show_rerun
 from bench.scenario import Scenario
-from bench.show import show_rerun
 from bench.stacks import is_release, releases
 from bench.store import MANIFEST_VERSION, write_json
 from bench.validity.settings import other_releases

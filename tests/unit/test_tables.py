@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis.comparison import comparison
 from bench.analysis.footers import footers
 from bench.analysis.frame import frame
 from bench.analysis.tables import markdown, tables
@@ -32,7 +33,9 @@ def found(verdict, text, affects="figures"):
 
 def cells(records, title="Throughput"):
     """Return {strategy: {column: text}} of the one table called ``title``."""
-    (table,) = [t for t in tables(frame(records), "gradient_accumulation_steps") if t.title.startswith(title)]
+    (table,) = [
+        t for t in tables(comparison(frame(records), "gradient_accumulation_steps")) if t.title.startswith(title)
+    ]
     names = [f"{table.header[1 + i // 3 * 3]} {name}" for i, name in enumerate(table.header[1:])]
     return {line[0]: dict(zip(names, line[1:], strict=True)) for line in table.rows}
 
@@ -124,7 +127,7 @@ def test_a_row_that_trains_otherwise_keeps_its_figures_and_is_marked(record):
 def test_models_of_the_same_last_name_never_share_a_table(record):
     other = record.cell.model_copy(update={"model": "./elsewhere/" + record.cell.model_name})
     twin = record.model_copy(update={"cell": other, "cell_id": "0123456789ab"})
-    assert len({table.group for table in tables(frame([record, twin]), "gradient_accumulation_steps")}) == 2
+    assert len({table.group for table in tables(comparison(frame([record, twin]), "gradient_accumulation_steps"))}) == 2
 
 
 def test_without_z0_ratios_are_to_the_first_strategy(record):
@@ -135,7 +138,7 @@ def test_without_z0_ratios_are_to_the_first_strategy(record):
 def test_rows_that_differ_in_another_setting_never_share_a_table(record):
     longer = record.cell.model_copy(update={"seq_length": 4096})
     other = record.model_copy(update={"cell": longer, "cell_id": longer.cell_id, "label": longer.label})
-    found = tables(frame([record, other]), "gradient_accumulation_steps")
+    found = tables(comparison(frame([record, other]), "gradient_accumulation_steps"))
     assert len(found) == 6
     assert len({table.group for table in found}) == 2
 
@@ -150,13 +153,13 @@ def test_the_footers_define_every_metric_and_say_what_kind_of_number_it_is(recor
 
 def test_a_run_of_failures_only_still_makes_tables(record):
     records = [row(record, "z0", 9, status="skipped", reason="too many", device_name=None)]
-    text = markdown(tables(frame(records), "gradient_accumulation_steps"), footers(frame(records), {}))
+    text = markdown(tables(comparison(frame(records), "gradient_accumulation_steps")), footers(frame(records), {}))
     assert "| z0" in text
     assert "skipped: too many" in text
 
 
 def test_markdown_has_one_heading_per_group_and_pipes_line_up(record):
-    text = markdown(tables(frame([record]), "gradient_accumulation_steps"), ["a note"])
+    text = markdown(tables(comparison(frame([record]), "gradient_accumulation_steps")), ["a note"])
     assert text.count("\n## ") + text.startswith("## ") == 1
     assert text.count("### ") == 3
     assert text.endswith("- a note\n")
@@ -181,7 +184,7 @@ def test_stacks_stand_side_by_side_each_with_its_own_baseline(record):
         "z2 deepspeed==0.17.5": "0.50x", "z2 deepspeed==0.18.0": "0.25x", "z2 installed": "1.00x",
     }  # fmt: skip
     assert [label.split()[0] for label in found] == ["z0"] * 3 + ["z2"] * 3
-    (title,) = {table.group for table in tables(frame(records), "gradient_accumulation_steps")}
+    (title,) = {table.group for table in tables(comparison(frame(records), "gradient_accumulation_steps"))}
     assert title.endswith("stacks side by side")
 
 
@@ -204,6 +207,6 @@ def test_the_footers_say_what_is_equal_between_stacks_and_what_is_not(record):
 
 
 def test_without_a_stack_axis_no_word_of_stacks_is_printed(record):
-    text = markdown(tables(frame([record]), "gradient_accumulation_steps"), footers(frame([record]), {}))
+    text = markdown(tables(comparison(frame([record]), "gradient_accumulation_steps")), footers(frame([record]), {}))
     assert "stacks" not in text.lower()
     assert "installed" not in text
