@@ -8,9 +8,8 @@ from bench.analysis import memory, traffic
 from bench.analysis.units import mib
 from bench.errors import StoreError
 from bench.record import Record
-from bench.report.layout import Column, Laid, Line
-from bench.report.layout import laid as laid_out
-from bench.report.layout import memory as memory_laid_out
+from bench.report import layout
+from bench.report.layout import Column, Laid, Line, plain
 from bench.runs import Run, rerun_command
 from bench.stacks import INSTALLED
 from bench.store import record_name
@@ -83,12 +82,12 @@ def _memory(record: Record) -> list[tuple[str, Any]]:
     rank = record.cell.emulation.rank if record.cell.emulation else found.peak_allocated_rank
     return [
         ("peak memory", f"{mib(found.peak_allocated_bytes)} on rank {rank}{spread}"),
-        ("paper's model states", _size(record.theory and record.theory.model_state_bytes)),
+        ("paper's model states", _size(record.theory.model_state_bytes if record.theory else None)),
         ("reserved", _size(max((each.peak_reserved_bytes or 0 for each in ranks), default=0) or None)),
         ("between steps", mib(max(each.steady_bytes for each in ranks))),
         ("while building", mib(max(each.init_peak_bytes for each in ranks))),
         ("resident set", mib(max(each.host_peak_rss_bytes for each in ranks)) if emulated is None else None),
-        ("reserved, modelled", _size(emulated and emulated.allocator.peak_reserved_bytes)),
+        ("reserved, modelled", _size(emulated.allocator.peak_reserved_bytes if emulated else None)),
         ("fits", None if emulated is None else "yes" if emulated.fits else "no"),
     ]
 
@@ -97,7 +96,8 @@ def _traffic(record: Record) -> list[tuple[str, Any]]:
     comm = record.comm
     if comm is None:
         return []
-    sent, paper = comm.comm_wire_bytes_per_step, record.theory and record.theory.comm_wire_bytes_per_step
+    sent = comm.comm_wire_bytes_per_step
+    paper = record.theory.comm_wire_bytes_per_step if record.theory else None
     return [
         ("sent per step", "unknown" if sent is None else f"{mib(sent)} ({comm.wire_model})"),
         ("paper's traffic", _size(paper)),
@@ -208,9 +208,9 @@ def _part(run: Run, record: Record, name: str, *, stacked: bool) -> Part:
         figures=_listed(_timing(record) + _memory(record) + _traffic(record) + _training(record)),
         came=_came(record),
         settings=_settings(record),
-        memory=_titled(memory_laid_out(held[0]), record, "Memory in MiB") if held else None,
+        memory=_titled(layout.memory(held[0]), record, "Memory in MiB") if held else None,
         memory_says=_own(memory.sentence(record), record),
-        traffic=_titled(laid_out(moved[0]), record, "Traffic of one step in bytes") if moved else None,
+        traffic=_titled(plain(moved[0]), record, "Traffic of one step in bytes") if moved else None,
         traffic_says=traffic.explanations(record) if moved else [],
         lists=_tries(record) + _guesses(record),
         traceback="\n".join(line.rstrip("\n") for line in record.failure.traceback) if record.failure else "",

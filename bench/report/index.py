@@ -34,7 +34,7 @@ def _figures(record: Record) -> list[str]:
         return ["", "", "", ""]
     mark = "?" if doubted(record) else "†" if record.validity == "suspect" else ""
     late = "?" if timing and timing.suspect_reasons else mark
-    sent = comm and comm.comm_wire_bytes_per_step
+    sent = comm.comm_wire_bytes_per_step if comm else None
     return [
         f"{rate.tokens_per_second_per_gpu:,.0f}{late}" if rate else "",
         f"{timing.step_time_s * 1e3:,.0f} ms{late}" if timing else "",
@@ -53,7 +53,7 @@ def _line(part: Part) -> Line:
         "validity": record.validity,
     }
     words = [cell.strategy_name, str(cell.world_size), record.status, record.validity, record.provenance]
-    return Line([part.label, *words, *_figures(record)], keys, part.id)
+    return Line([part.label, *words, *_figures(record)], keys, {0: part.id})
 
 
 def index(parts: Sequence[Part]) -> Laid:

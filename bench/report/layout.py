@@ -1,7 +1,6 @@
-"""Tables as the page lays them out: columns under common headings, rows with what they can be filtered by."""
+"""Tables as the page lays them out: columns under common headings, rows with links and what they are filtered by."""
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -10,7 +9,6 @@ from typing import get_args
 from bench.analysis.tables import Table
 from bench.record import Status, Validity
 
-_COUNT = re.compile(r"N=(\d+)")
 _NUMBER, _TEXT = re.compile(r"[<>+-]? ?\d"), re.compile(r"[^\W\d]")
 _WORD = re.compile(rf"(?:({'|'.join([*get_args(Status), *get_args(Validity)])})|not run|none fits)\b")
 
@@ -26,11 +24,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Line:
-    """The cells of one row, the first its name; by ``keys`` it is filtered. ``part``: the name of the row's part."""
+    """The cells of one row, the first its name. ``keys`` are what it is filtered by, ``links`` the names of the parts
+    of the page that its cells lead to, by column.
+    """
 
     cells: list[str]
     keys: dict[str, str] = field(default_factory=dict)
-    part: str = ""
+    links: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,18 @@ class Laid:
     wraps: bool = False
 
     def css(self, at: int, cell: str) -> str:
-        """Return the classes of ``cell`` in column ``at``: ``t`` of text, and what became of the row."""
-        return " ".join(filter(None, ["t" if self.wraps or at in self._texts else "", word(cell)]))
+        """Return the classes of ``cell`` in column ``at``: its place, and what became of the row."""
+        return " ".join(filter(None, [self.head_css(at), word(cell)]))
 
     def head_css(self, at: int) -> str:
-        """Return the class of the heading of column ``at``."""
-        return "t" if self.wraps or at in self._texts else ""
+        """Return the class of the place of column ``at``: ``t`` of text, ``g`` the first under a heading."""
+        if self.wraps or at in self._texts:
+            return "t"
+        return "g" if at in self._firsts else ""
+
+    @cached_property
+    def _firsts(self) -> set[int]:
+        return {at for _, _, at, _ in self.groups if at}
 
     @cached_property
     def _texts(self) -> set[int]:
@@ -61,7 +67,7 @@ class Laid:
             if at and any(map(_TEXT.match, each)) and not any(map(_NUMBER.match, each))
         }
 
-    @property
+    @cached_property
     def groups(self) -> list[tuple[str, str, int, int]]:
         """Heading, GPU count, first column and number of columns of each run of neighbours; ``""``: no heading."""
         found, at = [], 0
@@ -72,58 +78,21 @@ class Laid:
         return found
 
 
-@dataclass(frozen=True)
-class Section:
-    """The tables whose rows share the settings that ``title`` names."""
-
-    title: str
-    model: str
-    tables: list[Laid]
-
-
 def word(text: str) -> str:
     """Return what became of a row, where a cell of a table says that in place of a number, as the name of a style."""
     found = _WORD.match(text)
     return "" if found is None else found[1] or "w"
 
 
-def columns(table: Table) -> list[Column]:
-    """Return the columns of ``table``. What its flat header says by order becomes a heading above a few columns:
-    the GPU count of the columns that follow it, ``bytes`` of "bytes: paper".
-    """
-    found: list[Column] = []
-    group = count = ""
+def plain(table: Table) -> Laid:
+    """Lay ``table`` out. A column called "bytes: paper" and those after it stand under ``bytes``."""
+    columns: list[Column] = []
+    group = ""
     for name in table.header:
-        if number := _COUNT.fullmatch(name):
-            group, count = name, number[1]
-            name = table.title.split(" (")[0].lower()
-        elif ": " in name:
+        if ": " in name:
             group, name = name.split(": ", 1)
-        found.append(Column(name, group, count))
-    return found
-
-
-def _known(text: str, names: Iterable[str]) -> str:
-    """Return the longest of ``names`` that ``text`` begins with, as a word; ``""`` where there is none."""
-    fitting = [name for name in names if text == name or text.startswith((f"{name} ", f"{name},"))]
-    return max(fitting, key=len, default="")
-
-
-def laid(table: Table, strategies: Iterable[str] = ()) -> Laid:
-    """Lay ``table`` out; its rows are filtered by the strategy that they begin with."""
-    known = sorted(set(strategies))
-    by_strategy = table.header[0].startswith("strategy")
-    lines = [Line(row, {"strategy": _known(row[0], known)} if by_strategy else {}) for row in table.rows]
-    return Laid(table.title, columns(table), lines, table.explained, table.wraps)
-
-
-def sections(tables: Sequence[Table], models: Iterable[str], strategies: Iterable[str]) -> list[Section]:
-    """Return the tables under the settings that their rows share, in their order."""
-    names, known = sorted(set(models)), sorted(set(strategies))
-    return [
-        Section(title, _known(title, names), [laid(table, known) for table in group])
-        for title, group in groupby(tables, key=lambda table: table.group)
-    ]
+        columns.append(Column(name, group))
+    return Laid(table.title, columns, [Line(row) for row in table.rows], table.explained, table.wraps)
 
 
 def memory(table: Table) -> Laid:

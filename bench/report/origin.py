@@ -50,8 +50,8 @@ def provenance(run: Run) -> list[str]:
         )
     if emulated:
         said.append(
-            f"{_count(len(emulated), 'emulated')}: DeepSpeed's own code ran as one rank of N in one process, on tensors "
-            "without memory. Peak memory and traffic are that rank's; nothing was timed."
+            f"{_count(len(emulated), 'emulated')}: DeepSpeed's own code ran as one rank of N in one process, on "
+            "tensors without memory. Peak memory and traffic are that rank's; nothing was timed."
         )
     if run.imported:
         said.append(

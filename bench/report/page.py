@@ -2,7 +2,6 @@
 
 import base64
 import hashlib
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,39 +9,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from bench import __version__
-from bench.analysis import agreement, footers, frame, imported, largest, offload, tables, witnesses
-from bench.analysis.answer import answers
-from bench.analysis.tables import METRICS, Table
+from bench.analysis import by_gpus
+from bench.analysis.tables import METRICS
 from bench.claims.judge import verdicts
 from bench.errors import StoreError
 from bench.record import Record
-from bench.report import definitions, inert, layout, origin
+from bench.report import answered, compared, definitions, inert, origin
 from bench.report.cells import Part, parts
+from bench.report.gather import of_run
 from bench.report.index import index
 from bench.report.svg import embedded
 from bench.runs import Run
 from bench.stacks import INSTALLED
 
 _HERE = Path(__file__).parent
-
-
-def tables_and_notes(run: Run) -> tuple[list[Table], list[str]]:
-    """Return the comparison tables of a run, and what stands below them."""
-    found, notes = ([], []) if run.manifest is None else _measured(run.manifest, run.records)
-    return found + imported.table(run.imported), notes + imported.notes(run.imported)
-
-
-def _measured(manifest: dict[str, Any], records: list[Record]) -> tuple[list[Table], list[str]]:
-    scenario, data = manifest["scenario"], frame.frame(records)
-    notes = largest.notes(data) + footers.footers(data, scenario["zero_optimization"]) + witnesses.witnesses(records)
-    expected = sum(cell.get("repeats", scenario["repeat"]) for cell in manifest["cells"])
-    if len(records) < expected:
-        notes.insert(0, f"{expected - len(records)} of {expected} rows are not there yet.")
-    key = "train_batch_size" if "train_batch_size" in scenario["matrix"] else "gradient_accumulation_steps"
-    beside, kept = agreement.agreement(records), offload.offload(records)
-    notes += ([offload.NOTE] if kept else []) + ([agreement.NOTE] if beside else [])
-    compared = tables.tables(data[~data["largest_batch"]], key, records) + largest.tables(data)
-    return compared + kept + beside, notes
 
 
 def _drawn(records: list[Record]) -> list[dict[str, Any]]:
@@ -76,11 +56,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _sections(run: Run, found: list[Table]) -> list[layout.Section]:
-    cells = [record.cell for record in run.records]
-    return layout.sections(found, [cell.model for cell in cells], [cell.strategy_name for cell in cells])
-
-
 def _links(found: list[Part]) -> dict[tuple[str, int, str], str]:
     """Return the names of the parts by the cell, repeat and stack that a claim's evidence names."""
     records = [part.record for part in found]
@@ -93,9 +68,9 @@ def _links(found: list[Part]) -> dict[tuple[str, int, str], str]:
 
 def page(run: Run) -> str:
     """Return the page of ``run``, a whole HTML document."""
-    found, notes = tables_and_notes(run)
+    said, shown = of_run(run), parts(run)
+    notes = [*([by_gpus.NOTE] if shown else []), *said.notes]
     titles = [metric.title for metric in METRICS]
-    shown = parts(run)
     script, style = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     # A drawing of matplotlib sets its colours by style attributes; no other attribute or element may carry style.
     policy = (
@@ -113,8 +88,8 @@ def page(run: Run) -> str:
             run=run,
             version=__version__,
             origin=origin.provenance(run),
-            answers=[(title, list(group)) for title, group in groupby(answers(run.records), key=lambda a: a.group)],
-            sections=_sections(run, found),
+            answers=answered.groups(said.answers),
+            sections=compared.sections(said, shown),
             notes=[note for note in notes if not definitions.is_definition(note, titles)],
             defined=[note.split(": ", 1) for note in notes if definitions.is_definition(note, titles)],
             plots=_drawn(run.records) if run.records else [],
