@@ -62,20 +62,21 @@ function filterable(bar) {
     return { row, keys, text: `${row.textContent} ${keys.model}`.toLowerCase() };
   });
   const counts = [...scope.querySelectorAll("th[data-n]")];
-  const search = element("input", "", { type: "search", size: 16 });
-  const label = element("label", "Text");
-  label.append(search);
-  bar.append(label);
+  const labelled = (name, control) => {
+    const label = element("label");
+    label.append(element("span", name), control);
+    bar.append(label);
+    return control;
+  };
+  const search = labelled("Text", element("input", "", { type: "search", size: 16 }));
   const selects = {};
   for (const key of bar.dataset.keys.split(" ")) {
-    const values = new Set(key === "n" && counts.length ? counts.map((head) => head.dataset.n) : rows.map(({ keys }) => keys[key]));
-    const select = element("select");
+    const values = new Set(rows.map(({ keys }) => keys[key]));
+    if (key === "n") counts.forEach((head) => values.add(head.dataset.n));
     const name = { n: "GPUs (N)" }[key] ?? key[0].toUpperCase() + key.slice(1);
+    const select = labelled(name, element("select"));
     select.append(element("option", "all", { value: "" }));
     for (const value of [...values].filter(Boolean).sort(words.compare)) select.append(element("option", value, { value }));
-    const around = element("label", name);
-    around.append(select);
-    bar.append(around);
     selects[key] = select;
   }
   const clear = element("button", "Clear", { type: "button", class: "plain" });
@@ -86,10 +87,11 @@ function filterable(bar) {
 
   const apply = () => {
     const wanted = search.value.trim().toLowerCase().split(/\s+/);
-    const chosen = Object.entries(selects).filter(([key, select]) => select.value && !(key === "n" && counts.length));
+    const chosen = Object.entries(selects).filter(([, select]) => select.value);
+    const fits = (keys, [key, select]) => keys[key] === select.value || (key === "n" && keys.n === undefined);
     let left = 0;
     for (const { row, keys, text } of rows) {
-      row.hidden = !(wanted.every((word) => text.includes(word)) && chosen.every(([key, select]) => keys[key] === select.value));
+      row.hidden = !(wanted.every((word) => text.includes(word)) && chosen.every((choice) => fits(keys, choice)));
       left += !row.hidden;
     }
     for (const head of counts) {
