@@ -9,8 +9,3 @@ from bench.record import Record
 def plots(records: Sequence[Record]) -> list[Plot]:
     """Return the plots that the rows have numbers for."""
     return []
-
-
-def svg_text(plot: Plot) -> str:
-    """Return the plot as SVG text."""
-    raise NotImplementedError
