@@ -104,4 +104,4 @@ def rows(folder: Path, on_row: Callable[[int, int], None] = lambda done, of: Non
     listed = old.assign(place=place)[place.notna()].sort_values(["place", "repeat"], kind="stable")
     if listed.empty:
         raise StoreError(f"{folder}: no row there yet; go on with 'zerostage run {manifest['scenario_path']}'")
-    return listed.drop(columns=[*_FILE, "place"]).reset_index(drop=True)
+    return tidy(listed.drop(columns=[*_FILE, "place"]).reset_index(drop=True))

@@ -34,6 +34,7 @@ _MACHINE: dict[str, Callable[[dict[str, Any]], Any]] = {
 # What a scenario says of all cells; its matrix is in the rows.
 _NOT_SETTINGS = {"matrix", "include", "exclude", "description"}
 # What rows that a table sets side by side may be configured differently in without its showing.
+_NAMED = 3  # of what keeps runs from being compared, the first few
 _CONFIGURED = ("zero_optimization", "deepspeed", "seed", "lora", "freeze")
 
 
@@ -112,4 +113,6 @@ def incomparable(frame: pd.DataFrame) -> str | None:
         if not set.intersection(*values.values()) and any(values.values()):
             shown = {run: "/".join(sorted(found)) or None for run, found in values.items()}
             apart.append(_said(name, shown))
+    if len(apart) > _NAMED:
+        apart = [*apart[:_NAMED], f"and in {len(apart) - _NAMED} more settings"]
     return "; ".join(apart) or "no two rows are equal in all of " + ", ".join(place)

@@ -33,6 +33,12 @@ def _provenance(frame: pd.DataFrame) -> list[str]:
     return lines + ([] if set(frame["device"]) == {"cuda"} else ["No multi-GPU row has been measured here."])
 
 
+def _labels(rows: pd.DataFrame) -> str:
+    """Return the names of the rows of a note, each once, of several runs with the run."""
+    names = rows["run"] + ": " + rows["label"] if several_runs(rows) else rows["label"]
+    return ", ".join(dict.fromkeys(names))
+
+
 def _ratios(frame: pd.DataFrame) -> str:
     """Return what ratios are to."""
     if several_runs(frame):
@@ -112,25 +118,25 @@ def footers(frame: pd.DataFrame, zero_optimization: dict[str, Any]) -> list[str]
         )
     unchecked = done[done["validity"] == "unchecked"]
     lines += [
-        f"unchecked: {reasons} [{', '.join(group['label'])}]"
+        f"unchecked: {reasons} [{_labels(group)}]"
         for reasons, group in unchecked.groupby("validity_reasons", sort=False)
     ]
     if "timing_suspect_reasons" in frame:
         late = frame[frame["timing_suspect_reasons"].fillna("").astype(bool)]
         lines += [
-            f"? times are suspect: {why} [{', '.join(group['label'])}]"
+            f"? times are suspect: {why} [{_labels(group)}]"
             for why, group in late.groupby("timing_suspect_reasons", sort=False)
         ]
     doubtful = frame[frame["validity"].isin(["suspect", "invalid"])]
     said = ["validity", "figures_suspect", "validity_reasons"]
     for (verdict, figures, reasons), group in doubtful.groupby(said, sort=False):
         words = verdict if verdict == "invalid" else "? suspect" if figures else "† trains otherwise"
-        lines.append(f"{words}: {reasons} [{', '.join(group['label'])}]")
+        lines.append(f"{words}: {reasons} [{_labels(group)}]")
     failed = frame[frame["status"] != "completed"]
     if not failed[failed["status"] != "skipped"].empty:
         lines.append(
             "A failed row stays; logs/ in the run folder has its output, and --rerun CELL the command to repeat it."
         )
     for (status, reason), group in failed.groupby(["status", "reason"], sort=False):
-        lines.append(f"{status}: {reason} [{', '.join(group['label'])}]")
+        lines.append(f"{status}: {reason} [{_labels(group)}]")
     return lines

@@ -40,6 +40,9 @@ _NUMBERS = {
 }
 
 
+_YES_OR_NO = {"steady", "fits"}  # missing where the row is not completed, or not emulated
+
+
 def _emulated(cell: Cell) -> str:
     """Return in words what an emulated cell emulates, alike for all GPU counts of one request; else ``""``."""
     if cell.emulation is None:
@@ -172,5 +175,9 @@ def tidy(data: pd.DataFrame) -> pd.DataFrame:
     for name in data.columns:
         if is_metric(name) or name in _NUMBERS:
             data[name] = pd.to_numeric(data[name])
+        elif name in _YES_OR_NO:
+            data[name] = data[name].astype("boolean")
+        elif data[name].dtype == "object":
+            data[name] = data[name].astype("str")
     place = {name: number for number, name in enumerate(COLUMNS)}
     return data[sorted(data.columns, key=lambda name: place.get(str(name), len(place)))]

@@ -1,0 +1,95 @@
+"""Which strategy to take is said only where rows say it."""
+
+import pytest
+from made import failed, made
+
+from bench.analysis.answer import answers, table
+from bench.analysis.comparison import comparison
+from bench.analysis.frame import frame
+from bench.record import parse_record
+
+from made import RECORDS  # isort: skip
+
+
+def said(records, by):
+    lines = comparison(frame(records), "gradient_accumulation_steps")
+    return next((answer for answer in answers(lines) if answer.by.startswith(by)), None)
+
+
+def launches(strategy, *steps_s, **changes):
+    return [made(strategy, step_s=step_s, repeat=r, **changes) for r, step_s in enumerate(steps_s)]
+
+
+def test_three_launches_apart_separate_two_strategies():
+    answer = said(launches("z1", 0.10, 0.11, 0.12) + launches("z2", 0.13, 0.15, 0.14), "speed")
+    assert (answer.strategy, answer.runner_up, answer.margin) == ("z1", "z2", "27% faster")
+    assert "z1 100.0 to 120.0 ms (3 launches), z2 130.0 to 150.0 ms (3 launches)" in answer.why
+
+
+@pytest.mark.parametrize(
+    ("z1", "z2", "why"),
+    [
+        ((0.10, 0.11), (0.13, 0.15), "at least 3 launches of each are needed"),
+        ((0.10, 0.11, 0.14), (0.13, 0.15, 0.16), "Launches overlap"),
+    ],
+)
+def test_otherwise_speed_is_not_separated(z1, z2, why):
+    answer = said(launches("z1", *z1) + launches("z2", *z2), "speed")
+    assert (answer.strategy, answer.runner_up, answer.margin) == (None, None, "not separated")
+    assert why in answer.why
+
+
+def test_suspect_times_are_no_evidence_and_are_named():
+    base = made("z3")
+    late = base.timing.model_copy(update={"suspect_reasons": ["cores are shared"]})
+    answer = said([*launches("z1", 0.1), made("z3", step_s=0.01, timing=late)], "speed")
+    assert answer.strategy is None
+    assert "Left aside, their times being suspect: z3" in answer.why
+
+
+def test_times_of_cpu_ranks_are_called_that():
+    answer = said(launches("z1", 0.1, 0.1, 0.1) + launches("z2", 0.2, 0.2, 0.2), "speed")
+    assert answer.by == "speed of CPU ranks"
+    assert "say nothing about GPUs" in answer.why
+    on_gpus = [r.model_copy(update={"device": "cuda"}) for r in launches("z1", *[0.1] * 3) + launches("z2", *[0.2] * 3)]
+    assert said(on_gpus, "speed").by == "speed"
+
+
+def test_least_memory_names_all_that_are_equal_and_the_next():
+    records = [made("z0", peak=400), made("z1", peak=200), made("z2", peak=200), made("z3", peak=300)]
+    answer = said(records, "peak memory")
+    assert (answer.strategy, answer.runner_up, answer.margin) == ("z1, z2", "z3", "33% less")
+
+
+def test_what_failed_is_no_candidate_and_is_named():
+    answer = said([failed("z0"), made("z1", peak=200), made("z2", peak=100)], "peak memory")
+    assert answer.strategy == "z2"
+    assert "Not candidates: z0: oom." in answer.why
+
+
+def test_an_emulated_row_that_does_not_fit_is_no_candidate():
+    path = RECORDS / "emulated-llama-tiny.json"
+    if not path.exists():
+        path = next(RECORDS.glob("*emulated*.json"))
+    emulated = parse_record(path.read_text(), str(path))
+
+    def row(strategy, peak, fits):
+        cell = emulated.cell.model_copy(update={"strategy": strategy})
+        memory = emulated.memory.model_copy(update={"peak_allocated_bytes": peak})
+        changes = {"cell": cell, "cell_id": cell.cell_id, "memory": memory, "validity": "valid", "findings": []}
+        return emulated.model_copy(update=changes | {"emulation": emulated.emulation.model_copy(update={"fits": fits})})
+
+    answer = said([row("z1", 10, False), row("z3", 20, True)], "peak memory")
+    assert (answer.strategy, answer.provenance) == ("z3", "emulated")
+    assert "z1 does not fit" in answer.why
+    assert said([row("z1", 10, False), row("z3", 20, False)], "peak memory").margin == "none fits"
+
+
+def test_one_rank_sends_nothing_so_nothing_is_said_of_traffic():
+    assert said([made("z0", 1), made("z1", 1)], "traffic") is None
+    assert said([made("z0"), made("z1", sent=750.0)], "traffic").margin == "33% less"
+
+
+def test_one_strategy_alone_is_no_choice():
+    assert said([made("z1")], "") is None
+    assert table([]) == []
