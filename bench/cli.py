@@ -336,6 +336,9 @@ def report_command(
     ] = False,
     traffic_summary: Annotated[bool, typer.Option("--traffic-summary", help="The same, one line per row.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="What holds each row's memory, and what should.")] = False,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw the run's plots into this folder, as SVG and PNG.", show_default=False)
+    ] = None,
 ) -> None:
     """Print the comparison tables of a run."""
     from bench.runs import latest_run
@@ -344,6 +347,10 @@ def report_command(
     folder = run or latest_run(results)
     if rerun is not None:
         show_rerun(folder, rerun)
+    elif plots is not None:
+        from bench.plots.show import show_plots
+
+        show_plots(folder, plots, _console())
     elif memory:
         show_memory(folder, None if format is Format.markdown else _console())
     elif format is Format.csv:

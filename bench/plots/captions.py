@@ -53,6 +53,13 @@ def missing(group: Group, entries: Sequence[Entry] | None = None) -> str:
     return " ".join(parts)
 
 
+def of_launches(entries: Iterable[Entry], of: str) -> str:
+    """Return which of several launches a bar is."""
+    if all(len(entry.good) < 2 for entry in entries):
+        return ""
+    return f"The bar is the launch of median {of}; the line through its end spans the launches."
+
+
 def suspects(group: Group, entries: Iterable[Entry], *, timed: bool, how: str) -> str:
     """Return which of the drawn cells are not to be relied on; ``how`` they are marked."""
     found = [_named(e, group) for e in entries if any(doubtful(record, timed=timed) for record in e.good)]

@@ -127,7 +127,7 @@ def _words(name: str, value: Any) -> str:
 def _told(values: dict[str, Any]) -> dict[str, str]:
     """Return the words of all settings; where a row is emulated, how stands in place of where."""
     words = {name: _words(name, value) for name, value in values.items() if name != "model"}
-    words["device"] = words["emulation"] or words["device"]
+    words["device"] = words["emulation"] or f"measured on {words['device']}"
     return {name: text for name, text in words.items() if name not in ("placement", "emulation")}
 
 
@@ -157,7 +157,7 @@ def _entries(part: pd.DataFrame, records: Sequence[Record], largest: bool) -> li
             for (stack, _), launches in rows.groupby([names[rows.index], rows["cell_id"]], sort=False):
                 own = [records[row] for row in launches.index]
                 good = [r for r in own if r.status == "completed" and r.validity != "invalid"]
-                name = plain(strategy) + (f" {plain(stack)}" if stacked else "")
+                name = plain(str(strategy)) + (f" {plain(str(stack))}" if stacked else "")
                 if largest:
                     name += f", micro batch {own[0].cell.train_micro_batch_size_per_gpu}" if good else ""
                 taken = [entry.name for entry in found if entry.world_size == n]
@@ -182,6 +182,9 @@ def groups(records: Sequence[Record]) -> list[Group]:
                 for values, part in rows.groupby(keys, sort=False, dropna=False)
             ]
     words = [_told(values) for values, _ in split]
+    emulated = {values["emulation"] for values, _ in split if values["emulation"]}
+    if len(emulated) == 1:
+        words = [told | {"device": "emulated"} if told["device"] in emulated else told for told in words]
     seen = {name: {each[name] for each in words if each.get(name)} for told in words for name in told}
     found: list[Group] = []
     for (values, part), told in zip(split, words, strict=True):
