@@ -55,7 +55,8 @@ def _look(records: Sequence[Record]) -> Found:
         says = text(
             f"at most {part:.0%} of {record.num_params:,} parameters whole on a rank, {when['en']}; "
             f"{again:.0%} gathered again in backward",
-            f"一个 rank 上完整的参数最多占 {record.num_params:,} 个中的 {part:.0%}({when['zh']});反向中重新聚合 {again:.0%}",
+            f"一个 rank 上完整的参数最多占 {record.num_params:,} 个中的 {part:.0%}({when['zh']});"
+            f"反向中重新聚合 {again:.0%}",
         )
         found.append(evidence(record, part < 0.99, says))
     return Found(found)
