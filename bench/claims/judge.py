@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """Records -> a verdict on every claim."""
 
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ _KINDS = {"measured": "实测", "emulated": "模拟"}
 
 def _because(claim: Claim, word: Word, found: Found, leaves: list[separate.Leaf] | None) -> Text:
     if word == "not-yet-measured":
-        main = text(f"No row says; it takes {claim.needs['en']}.", f"没有相应的行;需要{claim.needs['zh']}。")
+        main = text(f"No row says; it takes {claim.needs['en']}.", f"没有相应的行；需要{claim.needs['zh']}。")
     else:
         main = _of_rows(found.evidence, leaves)
     return text(
@@ -86,10 +87,10 @@ def _of_rows(evidence: Sequence[Evidence], leaves: list[separate.Leaf] | None) -
     against = [row for row in evidence if not row.supports]
     counted = _counted(evidence)
     en = f"{len(support)} of {len(evidence)} rows support it: {counted['en']}."
-    zh = f"{len(evidence)} 行中有 {len(support)} 行支持:{counted['zh']}。"
+    zh = f"{len(evidence)} 行中有 {len(support)} 行支持：{counted['zh']}。"
     if leaves is not None:
         en += f" It holds with {separate.where(leaves, True, 'en')}; not with {separate.where(leaves, False, 'en')}."
-        zh += f"成立条件:{separate.where(leaves, True, 'zh')};不成立条件:{separate.where(leaves, False, 'zh')}。"
+        zh += f"成立条件：{separate.where(leaves, True, 'zh')}；不成立条件：{separate.where(leaves, False, 'zh')}。"
     for rows, what in ((support, ("For", "支持")), (against, ("Against", "反对"))):
         if rows:
             en += f" {what[0]}: {rows[0].label}, {rows[0].stack}: {rows[0].says}."

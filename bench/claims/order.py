@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """Claims on the order of the stages, in memory and in traffic: each group of rows that differ in the stage alone."""
 
 from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ def _memory_order(records: Sequence[Record]) -> Found:
             continue
         z0, z2, z3 = of[1]
         shown = _listed(*of)
-        says = text(f"peak per GPU: {shown}", f"每 GPU 峰值:{shown}")
+        says = text(f"peak per GPU: {shown}", f"每 GPU 峰值：{shown}")
         found.append(evidence(record, less(z3, z2) and less(z2, z0), says, of[0][:2]))
     return Found(found, _plain_data_parallel(rows))
 
@@ -73,7 +74,8 @@ def _plain_data_parallel(rows: Sequence[Record]) -> list[Text]:
         text(
             f"Stage 0 against torch DDP: {saves} of {len(ratios)} rows hold less, {least:.2f} to {most:.2f} times its "
             "peak.",
-            f"阶段 0 与 torch DDP 相比:{len(ratios)} 行中有 {saves} 行占用更少;峰值为其 {least:.2f} 至 {most:.2f} 倍。",
+            f"阶段 0 与 torch DDP 相比：{len(ratios)} 行中有 {saves} 行占用更少；"
+            f"峰值为其 {least:.2f} 至 {most:.2f} 倍。",
         )
     ]
 
@@ -92,7 +94,7 @@ def _traffic_order(records: Sequence[Record]) -> Found:
             continue
         z0, z2, z3 = of[1]
         shown = _listed(*of)
-        says = text(f"sent per GPU and step: {shown}", f"每 GPU 每步发送:{shown}")
+        says = text(f"sent per GPU and step: {shown}", f"每 GPU 每步发送：{shown}")
         found.append(evidence(record, less(z0, z2) and less(z2, z3), says, of[0][:2]))
         groups.append((record, of[1]))
     return Found(found, _cheaper_than_2(groups))
@@ -108,7 +110,8 @@ def _cheaper_than_2(groups: Sequence[tuple[Record, list[float]]]) -> list[Text]:
         text(
             f"Stage 3 sends less than stage 2 in {len(below)} of {len(groups)} comparisons, down to {least:.2f} times "
             f"({name(row)}).",
-            f"{len(groups)} 组比较中有 {len(below)} 组里阶段 3 的发送量少于阶段 2,最低为 {least:.2f} 倍({name(row)})。",
+            f"{len(groups)} 组比较中有 {len(below)} 组里阶段 3 的发送量少于阶段 2，"
+            f"最低为 {least:.2f} 倍（{name(row)}）。",
         )
     ]
 
@@ -119,11 +122,11 @@ CLAIMS = (
         "memory",
         text(
             "Each step from stage 0 to 2 to 3 lowers the peak memory of a GPU (by more than 1 %).",
-            "从阶段 0 到 2 再到 3,每升一级,每 GPU 的峰值内存都降低(超过 1%)。",
+            "从阶段 0 到 2 再到 3，每升一级，每 GPU 的峰值内存都降低（超过 1%）。",
         ),
         text(
             "completed rows of z0, z2 and z3 that differ in nothing else, on 2 or more GPUs, measured or emulated",
-            "2 个及以上 GPU、除阶段外设置相同的 z0、z2、z3 行(实测或模拟),且已完成",
+            "2 个及以上 GPU、除阶段外设置相同的 z0、z2、z3 行（实测或模拟），且已完成",
         ),
         _memory_order,
         ("memory",),
@@ -133,11 +136,11 @@ CLAIMS = (
         "traffic",
         text(
             "Each step from stage 0 to 2 to 3 raises the bytes that a GPU sends per optimizer step (by more than 1 %).",
-            "从阶段 0 到 2 再到 3,每升一级,每 GPU 每个优化器步发送的字节都增加(超过 1%)。",
+            "从阶段 0 到 2 再到 3，每升一级，每 GPU 每个优化器步发送的字节都增加（超过 1%）。",
         ),
         text(
             "completed rows of z0, z2 and z3 that differ in nothing else, on 2 or more GPUs, measured or emulated",
-            "2 个及以上 GPU、除阶段外设置相同的 z0、z2、z3 行(实测或模拟),且已完成",
+            "2 个及以上 GPU、除阶段外设置相同的 z0、z2、z3 行（实测或模拟），且已完成",
         ),
         _traffic_order,
     ),

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """What others have published: rows of one source that compare ZeRO stages of one model, on the same GPUs, at one batch.
 
 published.csv keeps source and locator of every row; figures are as given, by each source's own clock and counting. They
@@ -56,7 +57,9 @@ def _sentence(rows: tuple[Row, ...], value: str, unit: str) -> Text | None:
         return None
     given = ", ".join(f"{stage} {figure}" for stage, figure, _ in shown) + f" {shown[0][2]}"
     tuner = any("tuner metric" in row["kind"] for row in rows)
-    clock = (" (by the autotuner's timers, not end to end)", "(取自自动调优器的计时,并非端到端)") if tuner else ("", "")
+    clock = (
+        (" (by the autotuner's timers, not end to end)", "（取自自动调优器的计时，并非端到端）") if tuner else ("", "")
+    )
     first = rows[0]
     return text(
         f"{_setting(first, 'en')}: {given}{clock[0]} {_source(first)}",
@@ -97,7 +100,7 @@ def _led(kind: str, compared: list[tuple[Row, ...]], value: str) -> list[Text]:
         text(
             f"Published, same model, GPUs and batch: {low} was {said[0]} than {high} in {sum(won)} of {len(won)} "
             f"comparisons [{', '.join(sources[low, high])}]",
-            f"已发表、模型与 GPU 及批大小相同:{len(won)} 组比较中有 {sum(won)} 组里 {low} 比 {high} {said[1]} "
+            f"已发表、模型与 GPU 及批大小相同：{len(won)} 组比较中有 {sum(won)} 组里 {low} 比 {high} {said[1]} "
             f"[{', '.join(sources[low, high])}]",
         )
         for (low, high), won in sorted(wins.items())

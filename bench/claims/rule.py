@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """The rule for choosing a stage that the rows support: each sentence stands only where there are rows for it."""
 
 from collections import defaultdict
@@ -63,7 +64,7 @@ def _fits(rows: Sequence[Record]) -> list[Text]:
             text(
                 f"First see what fits. Of {model}, into {memory / 2**30:g} GiB (emulated), the lowest stage that fits: "
                 f"{shown['en']}.",
-                f"先看放得下什么。{model} 在 {memory / 2**30:g} GiB 中(模拟)放得下的最低阶段:{shown['zh']}。",
+                f"先看放得下什么。{model} 在 {memory / 2**30:g} GiB 中（模拟）放得下的最低阶段：{shown['zh']}。",
             )
         )
     return sentences
@@ -79,7 +80,8 @@ def _lowest(found: dict[tuple[int, int], str], language: str) -> str:
         else:
             for steps, low in by_steps.items():
                 at[low].append(f"N={size} GAS {steps}")
-    return "; ".join(f"{_named(low, language)} ({', '.join(sizes)})" for low, sizes in at.items())
+    between = "; " if language == "en" else "；"
+    return between.join(f"{_named(low, language)} ({', '.join(sizes)})" for low, sizes in at.items())
 
 
 def _named(low: str, language: str) -> str:
@@ -95,14 +97,14 @@ def _first_saving(rows: Sequence[Record]) -> list[Text]:
         return []
     lower = sum(less(memory, 1.0) for _, memory, _ in found)
     spans = _spans(found)
-    advice = ("If stage 0 does not fit, try stage 1 next: it", "若阶段 0 放不下,接着试阶段 1:它")
+    advice = ("If stage 0 does not fit, try stage 1 next: it", "若阶段 0 放不下，接着试阶段 1：它")
     if 2 * lower <= len(found):
         advice = ("Stage 1", "阶段 1 ")
     return [
         text(
-            f"{advice[0]} held less than stage 0 in {lower} of {len(found)} comparisons ({spans['en'][0]} times its peak) "
-            f"and sent {spans['en'][1]} times as much.",
-            f"{advice[1]}在 {len(found)} 组比较中有 {lower} 组占用少于阶段 0(峰值为其 {spans['zh'][0]} 倍),"
+            f"{advice[0]} held less than stage 0 in {lower} of {len(found)} comparisons ({spans['en'][0]} times its "
+            f"peak) and sent {spans['en'][1]} times as much.",
+            f"{advice[1]}在 {len(found)} 组比较中有 {lower} 组占用少于阶段 0（峰值为其 {spans['zh'][0]} 倍），"
             f"发送量为 {spans['zh'][1]} 倍。",
         )
     ]
@@ -125,14 +127,14 @@ def _gradients(rows: Sequence[Record]) -> list[Text]:
         spans = _spans(here)
         advice = ("", "")
         if all(traffic > 1 + SAME for *_, traffic in here):
-            advice = (": take it for its memory alone", ":只为省内存才用它")
+            advice = (": take it for its memory alone", "：只为省内存才用它")
         elif all(traffic <= 1 + SAME for *_, traffic in here):
-            advice = (": it costs no traffic", ":它不增加通信量")
+            advice = (": it costs no traffic", "：它不增加通信量")
         sentences.append(
             text(
-                f"At GAS {steps} stage 2 sent {spans['en'][1]} times as much as stage 1 and held {spans['en'][0]} times its "
-                f"peak{advice[0]}.",
-                f"GAS 为 {steps} 时,阶段 2 的发送量为阶段 1 的 {spans['zh'][1]} 倍,峰值为其 {spans['zh'][0]} 倍"
+                f"At GAS {steps} stage 2 sent {spans['en'][1]} times as much as stage 1 and held {spans['en'][0]} "
+                f"times its peak{advice[0]}.",
+                f"GAS 为 {steps} 时，阶段 2 的发送量为阶段 1 的 {spans['zh'][1]} 倍，峰值为其 {spans['zh'][0]} 倍"
                 f"{advice[1]}。",
             )
         )
@@ -159,13 +161,13 @@ def _against_2(found: Ratios, figure: Callable[[tuple[Record, float, float]], fl
     spans = {language: _span([figure(each) for each in found], language) for language in ("en", "zh")}
     said = text(
         f"{en} in {len(lower)} of {len(found)} comparisons ({spans['en']} times)",
-        f"{len(found)} 组比较中有 {len(lower)} 组里{zh}({spans['zh']} 倍)",
+        f"{len(found)} 组比较中有 {len(lower)} 组里{zh}（{spans['zh']} 倍）",
     )
     if leaves is None:
         return text(said["en"] + ".", said["zh"] + "。")
     return text(
         f"{said['en']}: with {where(leaves, True, 'en')}; not with {where(leaves, False, 'en')}.",
-        f"{said['zh']}:条件为 {where(leaves, True, 'zh')};不成立于 {where(leaves, False, 'zh')}。",
+        f"{said['zh']}：条件为 {where(leaves, True, 'zh')}；不成立于 {where(leaves, False, 'zh')}。",
     )
 
 
@@ -177,7 +179,7 @@ def _fastest(records: Sequence[Record]) -> list[Text]:
             text(
                 "Of the stages that fit, which is fastest is not measured: there is no row of two or more GPUs. Time "
                 "those that fit, in three launches each, and take the fastest.",
-                "放得下的阶段中哪个最快尚未测得:还没有两块及以上 GPU 的行。请对放得下的阶段各启动三次计时,取最快者。",
+                "放得下的阶段中哪个最快尚未测得：还没有两块及以上 GPU 的行。请对放得下的阶段各启动三次计时，取最快者。",
             )
         ]
     sentences = []
@@ -187,7 +189,7 @@ def _fastest(records: Sequence[Record]) -> list[Text]:
         sentences.append(
             text(
                 f"Fastest beside {label}: {' and '.join(best)} ({group.shown('en')}).",
-                f"与 {label} 同组中最快:{'、'.join(best)}({group.shown('zh')})。",
+                f"与 {label} 同组中最快：{'、'.join(best)}（{group.shown('zh')}）。",
             )
         )
     return sentences

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """Which settings tell the rows that support a claim from those that contradict it. Found from the rows.
 
 The answer is the smallest tree: a setting at each node, a branch per value or range of values, every leaf of one kind.
@@ -14,9 +15,9 @@ from bench.claims.verdict import Evidence, Text
 NAMES: dict[str, Text] = {
     "gradient_accumulation_steps": {
         "en": "gradient_accumulation_steps",
-        "zh": "gradient_accumulation_steps(梯度累积步数)",
+        "zh": "gradient_accumulation_steps（梯度累积步数）",
     },
-    "dtype": {"en": "dtype", "zh": "dtype(精度)"},
+    "dtype": {"en": "dtype", "zh": "dtype（精度）"},
     "deepspeed": {"en": "release of DeepSpeed", "zh": "DeepSpeed 版本"},
     "over_limits": {
         "en": "number of parameters over stage3_max_live_parameters / stage3_max_reuse_distance",
@@ -26,7 +27,7 @@ NAMES: dict[str, Text] = {
     "world_size": {"en": "number of GPUs", "zh": "GPU 数"},
     "wire_model": {
         "en": "backend (its wire model)",
-        "zh": "通信后端(线路模型)",
+        "zh": "通信后端（线路模型）",
     },
 }
 MOST_SETTINGS = 3
@@ -99,7 +100,7 @@ def where(leaves: list[Leaf], supports: bool, language: str) -> str:
         if leaf.supports == supports:
             parts = [f"{_SHORT[key][language]} {_values(key, values, language)}" for key, values in leaf.conditions]
             found.append((" and " if language == "en" else "且").join(parts))
-    return "; ".join(found) if language == "en" else ";".join(found)
+    return ("; " if language == "en" else "；").join(found)
 
 
 _SHORT: dict[str, Text] = {

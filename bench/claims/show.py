@@ -79,6 +79,6 @@ def _terminal(found: Sequence[Verdict], rule: Sequence[Text], language: str, con
         for sentence in render.published(verdict, language):
             console.print(f"  {sentence}", highlight=False)
     console.print(f"\n{words.TITLES[language]['rule']}", style="bold", highlight=False)
-    for number, sentence in enumerate(rule, start=1):
-        console.print(f"{number}. {sentence[language]}", highlight=False)
+    for number, step in enumerate(rule, start=1):
+        console.print(f"{number}. {step[language]}", highlight=False)
     console.print(f"\n{words.EVIDENCE[language]}", highlight=False)

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """Claims on which stage to choose: held against times on two or more GPUs, three launches at least.
 
 A stage is faster than another where each of its launches is faster than each of the other's: steps of one launch are
@@ -41,7 +42,7 @@ class Group:
         """Return the median step time of each stage."""
         parts = [f"{n} {sorted(each)[len(each) // 2] * 1e3:,.0f} ms" for n, each in sorted(self.times.items())]
         without = ", ".join(sorted(self.no_room))
-        parts += [f"no room for {without}" if language == "en" else f"放不下:{without}"] if without else []
+        parts += [f"no room for {without}" if language == "en" else f"放不下：{without}"] if without else []
         return ", ".join(parts)
 
 
@@ -106,7 +107,7 @@ def _choice(group: Group, supports: bool) -> Evidence:
     best = group.fastest()
     row = group.rows[best[0]]
     en, zh = group.shown("en"), group.shown("zh")
-    says = text(f"fastest {' and '.join(best)}: {en}", f"最快的是 {'、'.join(best)}:{zh}")
+    says = text(f"fastest {' and '.join(best)}: {en}", f"最快的是 {'、'.join(best)}：{zh}")
     return evidence(row, supports, says, [other for at, other in group.rows.items() if at != best[0]])
 
 
@@ -116,14 +117,14 @@ def _not_separated(count: int) -> list[Text]:
     return [
         text(
             f"In {count} more groups the launches of the fastest stages overlap: not separated, no evidence.",
-            f"另有 {count} 组中最快的几个阶段各次启动的时间相互重叠:无法区分,不作为证据。",
+            f"另有 {count} 组中最快的几个阶段各次启动的时间相互重叠：无法区分，不作为证据。",
         )
     ]
 
 
 _NEEDS = text(
     "times of stages 0 to 3 that differ in nothing else, on 2 or more real GPUs, in 3 or more launches (repeat: 3)",
-    "在 2 块及以上真实 GPU 上、除阶段外设置相同的阶段 0 至 3 的耗时,且各启动 3 次及以上(repeat: 3)",
+    "在 2 块及以上真实 GPU 上、除阶段外设置相同的阶段 0 至 3 的耗时，且各启动 3 次及以上（repeat: 3）",
 )
 CLAIMS = (
     Claim(
@@ -131,7 +132,7 @@ CLAIMS = (
         "speed",
         text(
             "Of stages 0 to 3 the fastest that fits is 0 or 2 wherever one of these fits, and 3 where neither does.",
-            "在阶段 0 至 3 中,只要 0 或 2 放得下,最快的就是其中之一;都放不下时则是 3。",
+            "在阶段 0 至 3 中，只要 0 或 2 放得下，最快的就是其中之一；都放不下时则是 3。",
         ),
         _NEEDS,
         _fits_rule,
@@ -142,7 +143,7 @@ CLAIMS = (
         "speed",
         text(
             "For a model too large for stage 0, stage 3 is the fastest stage that fits.",
-            "对阶段 0 放不下的模型,阶段 3 是放得下的阶段中最快的。",
+            "对阶段 0 放不下的模型，阶段 3 是放得下的阶段中最快的。",
         ),
         _NEEDS,
         _just_use_3,

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """Whether a rank at stage 3 ever holds the whole model at once."""
 
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def _look(records: Sequence[Record]) -> Found:
         says = text(
             f"at most {part:.0%} of {record.num_params:,} parameters whole on a rank, {when['en']}; "
             f"{again:.0%} gathered again in backward",
-            f"一个 rank 上完整的参数最多占 {record.num_params:,} 个中的 {part:.0%}({when['zh']});"
+            f"一个 rank 上完整的参数最多占 {record.num_params:,} 个中的 {part:.0%}（{when['zh']}）；"
             f"反向中重新聚合 {again:.0%}",
         )
         found.append(evidence(record, part < 0.99, says))
@@ -68,11 +69,11 @@ CLAIMS = (
         "states",
         text(
             "At stage 3 no rank has all parameters at once: not at the ends of forward and backward, nor at the peak.",
-            "阶段 3 下,没有 rank 同时拥有全部参数:前向与反向结束时没有,内存峰值时也没有。",
+            "阶段 3 下，没有 rank 同时拥有全部参数：前向与反向结束时没有，内存峰值时也没有。",
         ),
         text(
             "completed rows of z3 on 2 or more ranks whose memory is taken apart",
-            "2 个及以上 rank、内存构成已拆解的 z3 行,且已完成",
+            "2 个及以上 rank、内存构成已拆解的 z3 行，且已完成",
         ),
         _look,
     ),
