@@ -1,0 +1,107 @@
+# ruff: noqa: RUF001  (Chinese has punctuation of its own)
+"""What others have published: rows of one source that compare ZeRO stages of one model, on the same GPUs, at one batch.
+
+published.csv keeps source and locator of every row; figures are as given, by each source's own clock and counting. They
+decide no verdict.
+"""
+
+import csv
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+from bench.claims.claim import text
+from bench.claims.verdict import Text
+
+_ALIKE = ("source", "locator", "date", "model", "gpu", "n_gpus", "precision", "seq_len", "micro_bs", "gas")
+Row = dict[str, str]
+
+
+@cache
+def groups() -> tuple[tuple[Row, ...], ...]:
+    """Return the rows by what they share; each group compares at least two stages."""
+    with (Path(__file__).parent / "published.csv").open(encoding="utf-8", newline="") as stream:
+        found: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
+        for row in csv.DictReader(stream):
+            found[tuple(row[key] for key in _ALIKE)].append(row)
+    return tuple(tuple(sorted(rows, key=lambda row: row["stage"])) for rows in found.values())
+
+
+def _figure(row: Row, column: str) -> float | None:
+    """Return a column's number: of several GPUs (``12.6+10.9``) the sum, of ``OOM`` infinity; ``None`` if empty."""
+    if row[column] == "OOM":
+        return math.inf
+    return sum(float(part) for part in row[column].split("+")) if row[column] else None
+
+
+def _setting(row: Row, language: str) -> str:
+    gpu = f"{row['n_gpus']} {row['gpu']}" if row["gpu"] else f"{row['n_gpus']} GPU{'s' if language == 'en' else ''}"
+    words = {
+        "en": (("precision", "{}"), ("seq_len", "seq {}"), ("micro_bs", "micro batch {}"), ("gas", "GAS {}")),
+        "zh": (("precision", "{}"), ("seq_len", "序列长度 {}"), ("micro_bs", "微批 {}"), ("gas", "GAS {}")),
+    }[language]
+    parts = [form.format(row[key]) for key, form in words if row[key]]
+    return ", ".join([f"{row['model']}", gpu, *parts])
+
+
+def _source(row: Row) -> str:
+    return f"[{row['source']}, {row['locator']}]"
+
+
+def _sentence(rows: tuple[Row, ...], value: str, unit: str) -> Text | None:
+    shown = [(row["stage"], row[value], row[unit]) for row in rows if row[value]]
+    if len(shown) < 2:
+        return None
+    given = ", ".join(f"{stage} {figure}" for stage, figure, _ in shown) + f" {shown[0][2]}"
+    tuner = any("tuner metric" in row["kind"] for row in rows)
+    clock = (
+        (" (by the autotuner's timers, not end to end)", "（取自自动调优器的计时，并非端到端）") if tuner else ("", "")
+    )
+    first = rows[0]
+    return text(
+        f"{_setting(first, 'en')}: {given}{clock[0]} {_source(first)}",
+        f"{_setting(first, 'zh')}:{given}{clock[1]} {_source(first)}",
+    )
+
+
+_COLUMNS = {"throughput": ("throughput", "throughput_unit"), "memory": ("mem_value", "mem_unit")}
+
+
+def sentences(kinds: Iterable[str], stages: Iterable[str] = ()) -> list[Text]:
+    """Return what is published on these kinds of figures: how often which stage led, then each comparison.
+
+    ``stages``: only comparisons that have all of these (``ZeRO-1``).
+    """
+    found = []
+    for kind in kinds:
+        value, unit = _COLUMNS[kind]
+        wanted = [rows for rows in groups() if set(stages) <= {row["stage"] for row in rows}]
+        compared = [(rows, said) for rows in wanted if (said := _sentence(rows, value, unit)) is not None]
+        found += _led(kind, [rows for rows, _ in compared], value) + [said for _, said in compared]
+    return found
+
+
+def _led(kind: str, compared: list[tuple[Row, ...]], value: str) -> list[Text]:
+    """Count, for each pair of stages, in how many comparisons the lower one had the better figure."""
+    wins: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
+    sources: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for rows in compared:
+        for low, high in combinations(rows, 2):
+            here, there = _figure(low, value), _figure(high, value)
+            if here is not None and there is not None:
+                pair = (low["stage"], high["stage"])
+                wins[pair].append(here > there if kind == "throughput" else here < there)
+                sources[pair][low["source"]] = None
+    said = {"throughput": ("faster", "更快"), "memory": ("smaller in memory", "内存更小")}[kind]
+    return [
+        text(
+            f"Published, same model, GPUs and batch: {low} was {said[0]} than {high} in {sum(won)} of {len(won)} "
+            f"comparisons [{', '.join(sources[low, high])}]",
+            f"已发表、模型与 GPU 及批大小相同：{len(won)} 组比较中有 {sum(won)} 组里 {low} 比 {high} {said[1]} "
+            f"[{', '.join(sources[low, high])}]",
+        )
+        for (low, high), won in sorted(wins.items())
+    ]
