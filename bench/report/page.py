@@ -12,25 +12,24 @@ from bench import __version__
 from bench.analysis import by_gpus
 from bench.analysis.tables import METRICS
 from bench.claims.judge import verdicts
+from bench.claims.rule import selection
 from bench.errors import StoreError
 from bench.record import Record
-from bench.report import answered, compared, definitions, inert, origin
-from bench.report.cells import Part, parts
+from bench.report import answered, claimed, compared, definitions, inert, origin
+from bench.report.cells import parts
 from bench.report.gather import of_run
 from bench.report.index import index
-from bench.report.svg import embedded
 from bench.runs import Run
-from bench.stacks import INSTALLED
 
 _HERE = Path(__file__).parent
 
 
 def _drawn(records: list[Record]) -> list[dict[str, Any]]:
-    from bench.plots import plots, svg_text  # matplotlib takes a second to import
+    from bench.plots import PAGE_LIMIT, plots, svg_text  # matplotlib takes a second to import
 
     return [
-        {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": embedded(svg_text(plot), plot.name)}
-        for plot in plots(records)
+        {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg_text(plot))}
+        for plot in plots(records, limit=PAGE_LIMIT)
     ]
 
 
@@ -54,16 +53,6 @@ def _environment() -> Environment:
     )
     environment.filters |= {"code": inert.content, "json": inert.json_content, "linked": inert.with_links}
     return environment
-
-
-def _links(found: list[Part]) -> dict[tuple[str, int, str], str]:
-    """Return the names of the parts by the cell, repeat and stack that a claim's evidence names."""
-    records = [part.record for part in found]
-    return {
-        (record.cell_id, record.repeat, stack): part.id
-        for record, part in zip(records, found, strict=True)
-        for stack in {record.requested_stack or INSTALLED, record.requested_stack or ""}
-    }
 
 
 def page(run: Run) -> str:
@@ -93,8 +82,8 @@ def page(run: Run) -> str:
             notes=[note for note in notes if not definitions.is_definition(note, titles)],
             defined=[note.split(": ", 1) for note in notes if definitions.is_definition(note, titles)],
             plots=_drawn(run.records) if run.records else [],
-            verdicts=verdicts(run.records),
-            links=_links(shown),
+            claims=claimed.claims(verdicts(run.records), shown),
+            rule=[sentence[claimed.LANGUAGE] for sentence in selection(run.records)],
             parts=shown,
             index=index(shown),
             environment=origin.stack(run),
