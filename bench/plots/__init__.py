@@ -6,7 +6,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
-from bench.plots import breakdown, memory, steps, throughput, traffic
+from bench.plots import breakdown, heatmap, memory, pareto, predicted, steps, throughput, traffic
 from bench.plots.captions import joined, listed
 from bench.plots.files import save
 from bench.plots.groups import Group, groups, stem
@@ -29,9 +29,10 @@ def plots(records: Sequence[Record], *, limit: int | None = None) -> list[Plot]:
     """
     found, seen = groups(records), looks(records)
     taken: set[str] = set()
-    made: list[Plot] = []
+    made = _limited(heatmap.heatmaps(found), limit)
     for kind in _kinds(seen):
         made += _limited([plot for group in found if (plot := kind(group))], limit)
+    made += predicted.comparisons(records, seen)
     return [
         replace(plot, name=stem(plot.name, plot.title.partition(": ")[2], taken), draw=partial(_styled, plot.draw))
         for plot in made
@@ -45,6 +46,7 @@ def _kinds(seen: Mapping[str, Look]) -> list[Callable[[Group], Plot | None]]:
         partial(throughput.plot, looks=seen),
         partial(steps.plot, looks=seen),
         breakdown.plot,
+        partial(pareto.plot, looks=seen),
     ]
 
 

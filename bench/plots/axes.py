@@ -35,7 +35,11 @@ def size(value: float, highest: float | None = None) -> str:
 
 def ticks(highest: float, count: int = 6) -> list[float]:
     """Return round values from 0 to at most ``highest``."""
-    return [float(tick) for tick in MaxNLocator(nbins=count).tick_values(0, highest) if 0 <= tick <= highest * 1.0001]
+    return [
+        float(tick)
+        for tick in MaxNLocator(nbins=count, steps=[1, 2, 5, 10]).tick_values(0, highest)
+        if 0 <= tick <= highest * 1.0001
+    ]
 
 
 def bytes_axis(axes: Axes, highest: float, label: str, *, vertical: bool = False, room: float = 1.0) -> None:

@@ -24,6 +24,11 @@ def provenance(group: Group, of: str) -> str:
     return f"{of}: measured on {on}{rank}. {group.settings}."
 
 
+def kinds(groups: Iterable[Group]) -> str:
+    """Return how the rows came to be: ``Emulated``, ``Measured`` or both."""
+    return " and ".join(dict.fromkeys(group.first.provenance for group in groups)).capitalize()
+
+
 def launches(entries: Iterable[Entry]) -> str:
     """Return how many launches stand behind each number."""
     counts = sorted({len(entry.good) for entry in entries if entry.good})

@@ -105,6 +105,8 @@ def _words(name: str, value: Any) -> str:
         return {False: "no checkpointing", True: "checkpointing"}.get(value, f"{value} checkpointing")
     if value is None or value != value:  # pandas has NaN for what is not there
         return ""
+    if name == "finetuning":
+        return {"full": "all trained", "lora": "LoRA", "freeze": "partly frozen"}[value]
     if name == "lora":
         return f"rank {json.loads(value)['r']}"
     if name == "freeze":
@@ -119,7 +121,6 @@ def _words(name: str, value: Any) -> str:
         "gradient_accumulation_steps": "GAS {}",
         "train_batch_size": "global batch {}",
         "batch_at_most": "at most {}",
-        "finetuning": "{} fine-tuning",
     }
     return patterns.get(name, "{}").format(value)
 
@@ -191,7 +192,7 @@ def groups(records: Sequence[Record]) -> list[Group]:
         largest = bool(part["largest_batch"].iloc[0])
         telling = [text for name, text in told.items() if text and len(seen[name]) > 1]
         telling += ["largest batch that fits"] if largest else []
-        name = ", ".join([plain(values["model"]), *telling])
+        name = ", ".join([plain(str(values["model"])), *telling])
         name = _unlike(name, [group.name for group in found])
         entries = _entries(part, records, largest)
         found.append(Group(name, _settings(values, part, largest), entries, largest, key == "train_batch_size"))
