@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.claims import words
+from bench.claims.rows import release
 from bench.claims.verdict import Verdict
+from bench.record import Record
 from bench.report.cells import Part
-from bench.stacks import INSTALLED
 
 LANGUAGE = "en"
 # How many rows a line names: of hundreds that say the same, these stand for all.
@@ -38,13 +39,17 @@ class Claim:
 
 def _links(parts: Sequence[Part]) -> dict[tuple[str, int, str], str]:
     """Return the names of the parts by cell, repeat and stack, as evidence names them."""
-    return {(p.record.cell_id, p.record.repeat, p.record.requested_stack or INSTALLED): p.id for p in parts}
+    return {(part.record.cell_id, part.record.repeat, _stack(part.record)): part.id for part in parts}
+
+
+def _stack(record: Record) -> str:
+    return f"deepspeed {release(record)}"
 
 
 def _lines(verdict: Verdict, links: dict[tuple[str, int, str], str]) -> list[Line]:
     found: dict[tuple[bool, str, str], list[tuple[str, str]]] = {}
     for row in verdict.evidence:
-        kind = ", ".join([row.provenance, row.validity, *([] if row.stack == INSTALLED else [row.stack])])
+        kind = ", ".join([row.provenance, row.validity, row.stack])
         link = links.get((row.cell_id, row.repeat, row.stack), "")
         found.setdefault((row.supports, kind, row.says), []).append((row.label, link))
     return [

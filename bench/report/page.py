@@ -25,11 +25,11 @@ _HERE = Path(__file__).parent
 
 
 def _drawn(records: list[Record]) -> list[dict[str, Any]]:
-    from bench.plots import PAGE_LIMIT, plots, svg_text  # matplotlib takes a second to import
+    from bench.plots import plots, svg_text  # matplotlib takes a second to import
 
     return [
         {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg_text(plot))}
-        for plot in plots(records, limit=PAGE_LIMIT)
+        for plot in plots(records, limit=2)
     ]
 
 
@@ -58,7 +58,8 @@ def _environment() -> Environment:
 def page(run: Run) -> str:
     """Return the page of ``run``, a whole HTML document."""
     said, shown = of_run(run), parts(run)
-    notes = [*([by_gpus.NOTE] if shown else []), *said.notes]
+    above = origin.provenance(run)
+    notes = [by_gpus.NOTE] * bool(shown) + [note for note in said.notes if note not in (*above, origin.NO_MULTI_GPU)]
     titles = [metric.title for metric in METRICS]
     script, style = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     # A drawing of matplotlib sets its colours by style attributes; no other attribute or element may carry style.
@@ -76,7 +77,7 @@ def page(run: Run) -> str:
             style=Markup(style),
             run=run,
             version=__version__,
-            origin=origin.provenance(run),
+            origin=above,
             answers=answered.groups(said.answers),
             sections=compared.sections(said, shown),
             notes=[note for note in notes if not definitions.is_definition(note, titles)],
