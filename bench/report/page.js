@@ -108,14 +108,14 @@ function filterable(bar) {
       const own = [...part.querySelectorAll("tr[data-strategy]")];
       part.hidden = own.length > 0 && own.every((row) => row.hidden);
     }
-    for (const group of scope.querySelectorAll(".group")) {
+    for (const group of scope.querySelectorAll("section.group")) {
       const parts = [...group.querySelectorAll(".compared")];
       group.hidden = parts.length > 0 && parts.every((part) => part.hidden);
     }
     empty.hidden = left > 0;
     count.textContent = `${left} of ${rows.length} rows`;
   };
-  bar.addEventListener("input", apply);
+  for (const event of ["input", "change"]) bar.addEventListener(event, apply);
   clear.addEventListener("click", () => {
     search.value = "";
     for (const select of Object.values(selects)) select.value = "";
@@ -171,7 +171,7 @@ document.addEventListener("click", (event) => {  // a second press of the same l
   const link = event.target.closest?.('a[href^="#"]');
   if (link) open(link.hash);
 });
-if (location.hash) open(location.hash);
+addEventListener("load", () => { if (location.hash) open(location.hash); });
 
 // On paper, folded claims and the scenario are open; of the rows those that the reader has opened.
 const folded = () => document.querySelectorAll("details:not(.cell)");
