@@ -60,6 +60,13 @@ def provenance(run: Run) -> list[str]:
     return [*said, *([] if has_multi_gpu(run.records) else [NO_MULTI_GPU])]
 
 
+def not_known(run: Run) -> list[str]:
+    """Return what the emulated rows of a run cannot know, in a sentence; none where there are no such rows."""
+    rows = [record.emulation.not_known for record in run.records if record.emulation]
+    said = list(dict.fromkeys(each for row in rows for each in row))
+    return [f"Emulated rows cannot know: {'; '.join(said)}."] if said else []
+
+
 def stack(run: Run) -> list[tuple[str, str]]:
     """Return versions and machine of the run, flat, as its manifest keeps them."""
     return [] if run.manifest is None else _flat(run.manifest["environment"], "")

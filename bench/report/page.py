@@ -59,7 +59,8 @@ def page(run: Run) -> str:
     """Return the page of ``run``, a whole HTML document."""
     said, shown = of_run(run), parts(run)
     above = origin.provenance(run)
-    notes = [by_gpus.NOTE] * bool(shown) + [note for note in said.notes if note not in (*above, origin.NO_MULTI_GPU)]
+    notes = [note for note in said.notes if note not in (*above, origin.NO_MULTI_GPU)]
+    notes = [by_gpus.NOTE] * bool(shown) + notes + origin.not_known(run)
     titles = [metric.title for metric in METRICS]
     script, style = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     # A drawing of matplotlib sets its colours by style attributes; no other attribute or element may carry style.
