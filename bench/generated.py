@@ -6,7 +6,7 @@ A table stands between ``<!-- NAME: python -m bench.generated -->`` and ``<!-- e
 import re
 from pathlib import Path
 
-from bench.analysis import explain
+from bench.analysis import columns, explain
 from bench.validity import known_bad
 from bench.zero import applicability, features
 
@@ -16,6 +16,8 @@ TABLES = {
     "features": ("zero-stages.md", features.markdown),
     "known-bad": ("metrics.md", known_bad.markdown),
     "explanations": ("metrics.md", explain.markdown),
+    "columns": ("metrics.md", columns.markdown),
+    "comparison": ("metrics.md", columns.comparison_markdown),
 }
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from bench.analysis.comparison import SAME
-from bench.analysis.tables import Line, Table, groups, number
+from bench.analysis.tables import Table, groups, number
+from bench.analysis.titles import Line
 from bench.analysis.units import mib
 
 LAUNCHES = 3  # that a ranking by speed needs: steps of one launch are not independent

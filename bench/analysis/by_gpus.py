@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pandas as pd
 
 from bench.analysis.comparison import LARGEST, SAME
-from bench.analysis.tables import Line, Table, failures, first_column, groups, names_of, number, words
+from bench.analysis.tables import Table, failures, first_column, groups, names_of, number, words
+from bench.analysis.titles import Line
 from bench.analysis.units import mib
 
 NOTE = (

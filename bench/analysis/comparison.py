@@ -11,7 +11,7 @@ import pandas as pd
 from bench.analysis.cells import cells
 from bench.analysis.frame import CONTROLS
 from bench.analysis.stacks import stack_names
-from bench.analysis.titles import largest_title, same_title, several_runs
+from bench.analysis.titles import Line, plain, several_runs, title
 from bench.zero.stages import strategy_names
 
 BASELINE = "z0"
@@ -56,7 +56,7 @@ def comparison(frame: pd.DataFrame, batch_key: str) -> pd.DataFrame:
     lines["view"] = lines["largest_batch"].map({True: LARGEST, False: SAME})
     keys = {
         SAME: [*controls(frame), batch_key],
-        LARGEST: [k for k in _LARGEST_KEYS if k in controls(frame) or k in lines],
+        LARGEST: [k for k in _LARGEST_KEYS if k in lines and (k not in CONTROLS or k in controls(frame))],
     }
     parts = [_grouped(lines[lines["view"] == view], keys[view]) for view in (SAME, LARGEST)]
     parts[1]["group_number"] += parts[0]["group_number"].max() + 1 if len(parts[0]) else 0
@@ -75,7 +75,7 @@ def _variants(lines: pd.DataFrame) -> pd.Series:
 
 def _grouped(lines: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     numbers = lines.groupby(keys, sort=False, dropna=False).ngroup() if len(lines) else pd.Series(dtype="int64")
-    return lines.assign(group_number=numbers, group=_titles(lines, numbers, keys))
+    return lines.assign(group_number=numbers, group=_titles(lines, numbers))
 
 
 def _beside(lines: pd.DataFrame) -> pd.DataFrame:
@@ -108,9 +108,8 @@ def _base(strategies: pd.Series) -> str:
     return BASELINE if BASELINE in present else present[0]
 
 
-def _titles(lines: pd.DataFrame, numbers: pd.Series, keys: list[str]) -> pd.Series:
-    titles = {}
-    for number, group in lines.groupby(numbers, sort=False):
-        values = {name: group[name].iloc[0] for name in keys}
-        titles[number] = largest_title(values, group) if group["largest_batch"].iloc[0] else same_title(values, group)
-    return numbers.map(titles)
+def _titles(lines: pd.DataFrame, numbers: pd.Series) -> pd.Series:
+    groups: dict[int, list[Line]] = {}
+    for number, line in zip(numbers, plain(lines), strict=True):
+        groups.setdefault(number, []).append(line)
+    return numbers.map({number: title(group) for number, group in groups.items()})

@@ -13,7 +13,8 @@ import pandas as pd
 from bench.analysis.cells import presentable
 from bench.analysis.comparison import LARGEST
 from bench.analysis.frame import CONTROLS
-from bench.analysis.tables import Line, Table, first_column, groups, names_of, number
+from bench.analysis.tables import Table, first_column, groups, names_of, number
+from bench.analysis.titles import Line
 from bench.analysis.units import mib
 
 _KEYS = [name for name in CONTROLS if name != "train_micro_batch_size_per_gpu"]

@@ -5,17 +5,15 @@ A table holds the lines of one group of bench.analysis.comparison. A failure sta
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Any, cast
 
 import pandas as pd
+from tabulate import tabulate
 
 from bench.analysis.comparison import SAME, in_order
 from bench.analysis.explain import explanations
+from bench.analysis.titles import Line, plain
 from bench.analysis.units import mib
 from bench.record import Record
-
-Line = dict[str, Any]  # of a comparison, by column
 
 
 @dataclass(frozen=True)
@@ -176,10 +174,11 @@ def metrics_of(provenances: Iterable[str]) -> list[Metric]:
 
 
 def groups(lines: pd.DataFrame, view: str = SAME) -> list[list[Line]]:
-    """Return the groups of one view of a comparison, each as plain lines."""
-    chosen = cast("list[Line]", lines[lines["view"] == view].to_dict("records"))
-    chosen.sort(key=lambda line: int(line["group_number"]))  # stable: within a group in order of appearance
-    return [list(found) for _, found in groupby(chosen, key=lambda line: line["group_number"])]
+    """Return the groups of one view of a comparison, each as plain lines; what is missing is ``None`` in them."""
+    found: dict[int, list[Line]] = {}
+    for line in plain(lines[lines["view"] == view]):
+        found.setdefault(line["group_number"], []).append(line)
+    return [found[number] for number in sorted(found)]
 
 
 def tables(lines: pd.DataFrame, records: Sequence[Record] = ()) -> list[Table]:
@@ -208,11 +207,11 @@ def markdown(found: Iterable[Table], notes: Iterable[str]) -> str:
     parts: list[str] = []
     heading = ""
     for table in found:
-        body = pd.DataFrame(table.rows, columns=pd.Index(table.header))
         aligned = ("left", *["right"] * (len(table.header) - 1))
+        body = tabulate(table.rows, table.header, "pipe", colalign=aligned, disable_numparse=True)
         if table.group != heading:
             heading = table.group
             parts.append(f"## {heading}\n")
-        parts.append(f"### {table.title}\n\n{body.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n")
+        parts.append(f"### {table.title}\n\n{body}\n")
         parts += [f"> {sentence}\n" for sentence in table.explained]
     return "\n".join(parts) + "\n" + "\n".join(f"- {note}" for note in notes) + "\n"

@@ -4,8 +4,11 @@ import json
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from bench.largest import size_text
+
+Line = dict[str, Any]  # of a comparison, by column
 
 
 def several_runs(frame: pd.DataFrame) -> bool:
@@ -13,61 +16,66 @@ def several_runs(frame: pd.DataFrame) -> bool:
     return "run" in frame and frame["run"].nunique() > 1
 
 
-def _trained(values: dict[str, Any], group: pd.DataFrame) -> str:
+# Columns that no table reads; there are many, and lines of plain values are made slowly.
+_UNREAD = ("stack_", "parity_", "offload_", "practice_", "zero_optimization", "deepspeed")
+
+
+def plain(lines: pd.DataFrame) -> list[Line]:
+    """Return the lines of a comparison as dictionaries; what is missing is ``None``."""
+    read = [name for name in lines.columns if not name.startswith(_UNREAD)]
+    found: list[Line] = pa.Table.from_pandas(lines[read], preserve_index=False).to_pylist()
+    return found
+
+
+def _known(group: list[Line], name: str) -> Any:
+    """Return a value of the first line that has it, ``None`` where none has."""
+    return next((line[name] for line in group if line[name] is not None), None)
+
+
+def _trained(group: list[Line]) -> str:
     """Return in words what is trained, where that is not all."""
-    fraction = group["trainable_fraction"].dropna()
-    share = f" ({fraction.iloc[0]:.2%} trained)" if len(fraction) else ""
-    if values["finetuning"] == "lora":
-        return f"LoRA of rank {json.loads(values['lora'])['r']}{share}"
-    return f"all frozen but {', '.join(json.loads(values['freeze'])['trainable'])}{share}"
+    fraction, first = _known(group, "trainable_fraction"), group[0]
+    share = "" if fraction is None else f" ({fraction:.2%} trained)"
+    if first["finetuning"] == "lora":
+        return f"LoRA of rank {json.loads(first['lora'])['r']}{share}"
+    return f"all frozen but {', '.join(json.loads(first['freeze'])['trainable'])}{share}"
 
 
-def _how_it_trains(values: dict[str, Any], group: pd.DataFrame) -> list[str]:
+def _how_it_trains(group: list[Line]) -> list[str]:
     """Return in words the controls that most tables leave at their defaults."""
-    recomputed = {"none": [], "non-reentrant": ["activation checkpointing"]}
-    parts = list(recomputed.get(values["activation_checkpointing"], ["reentrant activation checkpointing"]))
-    if values["finetuning"] != "full":
-        parts.append(_trained(values, group))
-    if isinstance(values["attn_implementation"], str):  # pandas has a number for what is not there
-        parts.append(f"{values['attn_implementation']} attention")
-    return parts + ([values["emulation"]] if values["emulation"] else [])
+    first = group[0]
+    words = {"none": "", "non-reentrant": "activation checkpointing", "reentrant": "reentrant activation checkpointing"}
+    parts = [word] if (word := words[first["activation_checkpointing"]]) else []
+    if first["finetuning"] != "full":
+        parts.append(_trained(group))
+    if first["attn_implementation"] is not None:
+        parts.append(f"{first['attn_implementation']} attention")
+    return parts + ([first["emulation"]] if first["emulation"] else [])
 
 
-def _params(group: pd.DataFrame) -> str:
-    """Return the size of the model in brackets; nothing where no row knows it."""
-    size = group["num_params"].dropna()
-    return f" ({size.iloc[0] / 1e6:,.1f}M parameters)" if len(size) else ""
+def _model(group: list[Line]) -> str:
+    """Return the model and its size in brackets, where a row knows it."""
+    size = _known(group, "num_params")
+    return f"{group[0]['model']}" + ("" if size is None else f" ({size / 1e6:,.1f}M parameters)")
 
 
-def same_title(values: dict[str, Any], group: pd.DataFrame) -> str:
-    """Return in words what the lines of a group with one global batch per GPU count share."""
-    batch = sorted(group["train_batch_size"].unique())
-    steps = sorted(group["gradient_accumulation_steps"].unique())
-    parts = [
-        f"{values['model']}{_params(group)}",
-        f"micro batch {values['train_micro_batch_size_per_gpu']}",
-        f"GAS {'/'.join(map(str, steps))}",
-        f"global batch {'/'.join(map(str, batch))}",
-        f"seq {values['seq_length']}",
-        values["dtype"],
-        f"{values['data']} data",
-        *_how_it_trains(values, group),
-    ]
-    parts += ["stacks side by side"] if group["requested_stack"].notna().any() else []
-    return ", ".join(parts + (["runs side by side"] if several_runs(group) else []))
+def _side_by_side(group: list[Line]) -> list[str]:
+    several = len({line.get("run") for line in group}) > 1
+    return (["stacks side by side"] if _known(group, "requested_stack") else []) + (
+        ["runs side by side"] if several else []
+    )
 
 
-def largest_title(values: dict[str, Any], group: pd.DataFrame) -> str:
-    """Return the same of lines that each have their largest batch."""
-    budget = values["batch_budget_bytes"]
-    parts = [
-        f"{values['model']}{_params(group)}",
-        "every strategy at its largest batch that fits into "
-        + ("the GPU's memory" if pd.isna(budget) else f"{size_text(int(budget))} per GPU"),
-        f"GAS {values['gradient_accumulation_steps']}",
-        f"seq {values['seq_length']}",
-        values["dtype"],
-        f"{values['data']} data",
-        *_how_it_trains(values, group),
-    ]
-    return ", ".join(parts + (["runs side by side"] if several_runs(group) else []))
+def title(group: list[Line]) -> str:
+    """Return in words what the lines of a group share."""
+    first = group[0]
+    steps = "/".join(str(n) for n in sorted({line["gradient_accumulation_steps"] for line in group}))
+    if first["largest_batch"]:
+        budget = first["batch_budget_bytes"]
+        memory = "the GPU's memory" if budget is None else f"{size_text(budget)} per GPU"
+        batch = [f"every strategy at its largest batch that fits into {memory}", f"GAS {steps}"]
+    else:
+        sizes = "/".join(str(n) for n in sorted({line["train_batch_size"] for line in group}))
+        batch = [f"micro batch {first['train_micro_batch_size_per_gpu']}", f"GAS {steps}", f"global batch {sizes}"]
+    parts = [_model(group), *batch, f"seq {first['seq_length']}", first["dtype"], f"{first['data']} data"]
+    return ", ".join(parts + _how_it_trains(group) + _side_by_side(group))
