@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.plots import captions
-from bench.plots.axes import WIDTH_IN, bytes_axis, chosen, legend, not_shown, size
+from bench.plots.axes import WIDTH_IN, bytes_axis, chosen, legend, not_shown, rate_unit, size
 from bench.plots.capacity import capacity, line_text
 from bench.plots.groups import Entry, Group, doubtful
 from bench.plots.memory import peak_bytes
@@ -143,7 +143,9 @@ def _draw(group: Group, counts: list[int], rows: list[list[Place]], timed: bool,
         axes.tick_params(axis="x", labelbottom=below)
         if timed:
             axes.set_ylim(0, value * 1.12)
-            axes.set_ylabel(f"throughput per {group.per} (tokens/s)" if number % across == 0 else "")
+            scale, words = rate_unit(value)
+            axes.yaxis.set_major_formatter(lambda tick, _, by=scale: f"{tick / by:,g}")
+            axes.set_ylabel(f"throughput per {group.per} ({words})" if number % across == 0 else "")
         else:
             bytes_axis(axes, value, f"sent per {group.per} and step", vertical=True, room=1.12)
             axes.set_ylabel(axes.get_ylabel() if number % across == 0 else "")
@@ -182,7 +184,7 @@ def _points(
         drawn.append(here)
         style = marker(looks[place.entry.strategy], place.entry.stack, stacks, hollow=place.doubtful)
         style["markersize"] = _SIZES[min(below, len(_SIZES) - 1)]
-        axes.plot(place.memory, place.value, linestyle="none", zorder=3 + below, **style)  # type: ignore[arg-type]
+        axes.plot(place.memory, place.value, linestyle="none", zorder=3 + below, clip_on=False, **style)  # type: ignore[arg-type]
         if place.fits is False:
             axes.plot(place.memory, place.value, marker="x", markersize=12, color=INK, zorder=9, gid="does-not-fit")
 
