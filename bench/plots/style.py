@@ -18,7 +18,7 @@ from bench.zero.stages import STRATEGIES
 # What svg_text turns into the colour of the page's text. It is also dark enough on white.
 INK = "#010203"
 EDGE = "#222222"
-ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
+ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY, LIGHT = (
     "#e69f00",
     "#56b4e9",
     "#009e73",
@@ -27,6 +27,7 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
     "#d55e00",
     "#cc79a7",
     "#999999",
+    "#d9d9d9",
 )
 
 _SETTINGS = {
@@ -130,13 +131,13 @@ CATEGORY_FILLS = {
     "offload_buffers": Fill(PURPLE, "--"),
     "secondary_parameters": Fill(SKY, "xx"),
     "gathered_parameters": Fill(SKY, "\\\\"),
-    "persisted_parameters": Fill(SKY),
+    "persisted_parameters": Fill(SKY, "||"),
     "activations": Fill(YELLOW, "--"),
     "logits_loss": Fill(VERMILLION),
-    "backward_temporaries": Fill(GREY, "xx"),
+    "backward_temporaries": Fill(GREY, "++"),
     "step_temporaries": Fill(GREY, "\\\\"),
-    "other": Fill("#d9d9d9"),
-    "not decomposed": Fill("#d9d9d9", "//"),
+    "other": Fill(LIGHT),
+    "not decomposed": Fill(LIGHT, "//"),
 }
 _OPS = {
     "all_reduce": ORANGE,
@@ -144,7 +145,7 @@ _OPS = {
     "all_gather_into_tensor": BLUE,
     "reduce": YELLOW,
     "broadcast": PURPLE,
-    "all_to_all_single": SKY,
+    "all_to_all_single": LIGHT,
 }
 _PHASES = {"forward": "--", "backward": None, "step": "//"}
 
