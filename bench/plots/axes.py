@@ -151,7 +151,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], fills: Mapping[str, Fill], headin
             axes.text(1.02, place, bar.note, transform=behind, va="center", ha="left", fontsize=8)
 
 
-def legend(figure: Figure, handles: Sequence[Artist], columns: int = 4) -> None:
+def legend(figure: Figure, handles: Sequence[Artist], columns: int = 6) -> None:
     """Put the legend below the panels."""
     labels = [str(handle.get_label()) for handle in handles]
     longest = max((len(label) for label in labels), default=0)

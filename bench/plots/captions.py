@@ -17,7 +17,7 @@ def listed(names: Iterable[str]) -> str:
 def provenance(group: Group, of: str) -> str:
     """Return where ``of`` (the numbers drawn) comes from, with the group's settings."""
     record = group.first
-    if record.provenance == "emulated":
+    if group.emulated:
         return f"{of}: emulated, no GPU ran. {group.settings}."
     on = record.device + (f" ({plain(record.device_name)})" if record.device_name else "")
     rank = "; a rank stands for a GPU" if record.device == "cpu" else ""
@@ -26,7 +26,7 @@ def provenance(group: Group, of: str) -> str:
 
 def kinds(groups: Iterable[Group]) -> str:
     """Return how the rows came to be: ``Emulated``, ``Measured`` or both."""
-    return " and ".join(dict.fromkeys(group.first.provenance for group in groups)).capitalize()
+    return " and ".join(dict.fromkeys("emulated" if group.emulated else "measured" for group in groups)).capitalize()
 
 
 def launches(entries: Iterable[Entry]) -> str:

@@ -13,7 +13,6 @@ import matplotlib.style
 
 from bench.analysis.tables import in_order
 from bench.record import Record
-from bench.zero.stages import STRATEGIES
 
 # What svg_text turns into the colour of the page's text. It is also dark enough on white.
 INK = "#010203"
@@ -104,12 +103,9 @@ def looks(records: Iterable[Record]) -> dict[str, Look]:
     bases = {record.cell.strategy_name: record.cell.strategy for record in records}
     free = iter([*_MORE, *(marker for _ in range(len(bases)) for marker in (*_MORE, *_MARKERS.values()))])
     found: dict[str, Look] = {}
-    lines = dict.fromkeys(STRATEGIES, 0)
-    for name in in_order(bases):
-        base = bases[name]
+    for number, name in enumerate(in_order(bases)):
         marker = _MARKERS[name] if name in _MARKERS else next(free)
-        found[name] = Look(_COLOURS[base], marker, _LINES[lines[base] % len(_LINES)])
-        lines[base] += 1
+        found[name] = Look(_COLOURS[bases[name]], marker, _LINES[number % len(_LINES)])
     return found
 
 

@@ -6,6 +6,7 @@ import pytest
 from matplotlib.patches import Rectangle
 
 from bench.plots import plots
+from bench.plots.capacity import device_memory_bytes
 from bench.plots.groups import groups
 from bench.plots.memory import peak_bytes
 from bench.plots.style import CATEGORY_FILLS, looks, op_fill, settings
@@ -185,6 +186,36 @@ def test_the_capacity_is_a_line_where_it_can_be_seen_and_a_word_where_not(emulat
     assert not [line for line in axes.lines if line.get_gid() == "capacity"]
     assert any(text.startswith("GPU memory: 80.0 GiB") for text in texts(axes))
     assert axes.get_xlim()[1] < 2 * peak
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("NVIDIA H200", 141),
+        ("NVIDIA H100 80GB HBM3", 80),
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA A100-SXM4-80GB", 80),
+        ("Tesla V100-SXM2-32GB", 32),
+        ("NVIDIA L40S", 48),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("Tesla V100-PCIE", None),
+    ],
+)
+def test_a_gpus_memory_is_known_by_its_drivers_name_or_not_at_all(name, gib):
+    assert device_memory_bytes(name) == (None if gib is None else gib * 2**30)
+
+
+def test_on_cuda_the_allocators_count_is_one_part_and_reserved_a_mark(measured):
+    rank = measured.memory.ranks[0].model_copy(update={"points": [], "peak_reserved_bytes": 3 * 2**29})
+    memory = measured.memory.model_copy(update={"ranks": [rank], "peak_allocated_bytes": 2**30, "kind": "allocator"})
+    plot = one([row(measured, "z1", 2, memory=memory, device="cuda", device_name="NVIDIA H200")], "memory")
+    (axes,) = plot.draw().axes
+    assert bars(axes) == {"z1": 2**30}
+    assert marks(axes, "reserved") == {"z1": 3 * 2**29}
+    assert "1.00 GiB (1.50 GiB)" in texts(axes)
+    assert axes.get_xlabel() == "peak memory per GPU (GiB)"
+    assert any(text.startswith("GPU memory, nominal: 141 GiB") for text in texts(axes))
 
 
 def test_what_does_not_fit_is_told_everywhere(emulated):

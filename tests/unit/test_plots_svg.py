@@ -18,10 +18,10 @@ from bench.store import MANIFEST_VERSION, write_json, write_record
 
 RECORDS = Path(__file__).parents[1] / "data" / "records"
 SVG = "{http://www.w3.org/2000/svg}"
-ROGUES = ["<script>alert(1)</script>", "$x^2$", "a\x01b\nc\u202e", "&amp; ]]>", "模型-7b", "-->" + "x" * 300]
+ROGUES = ["<script>alert(1)</script>", "a\x01b\nc\u202e模型 $x^2$", "&amp; ]]> -->" + "x" * 300]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def records():
     found = []
     for name in ("v3-measured.json", "v3-emulated.json"):
@@ -38,9 +38,15 @@ def called(record, model):
     return record.model_copy(update={"cell": cell, "cell_id": f"{abs(hash(model)):012x}"[:12], "label": "x"})
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def shown(records):
+    return drawn(records)
+
+
+@pytest.fixture(scope="module")
 def rogues(records):
-    return [called(record, model) for model in ROGUES for record in records]
+    """Names from outside that are not inert by themselves, in every kind of plot."""
+    return drawn([called(record, model) for model in ROGUES for record in (records[0], records[4])])
 
 
 def a_manifest(run, record):
@@ -53,7 +59,7 @@ def drawn(records, **options):
 
 
 def test_all_is_well_formed_and_nothing_in_it_is_run_or_fetched(rogues):
-    for plot, text in drawn(rogues, limit=6):
+    for plot, text in rogues:
         assert not text.startswith("<?xml"), plot.name
         assert "<!DOCTYPE" not in text
         root = ET.fromstring(text)
@@ -68,23 +74,22 @@ def test_all_is_well_formed_and_nothing_in_it_is_run_or_fetched(rogues):
                 assert "url(" not in value.replace("url(#", "")
 
 
-def test_a_name_stays_text(records):
+def test_a_name_stays_text(rogues):
     model = "<script>alert(1)</script>"
-    text = {plot.name.partition("-")[0]: text for plot, text in drawn([called(r, model) for r in records])}
-    assert "<script" not in text["memory"]
-    root = ET.fromstring(text["heatmap"])
-    assert any(model in (element.text or "") for element in root.iter(f"{SVG}text"))
-    assert model in (ET.fromstring(text["memory"]).findtext(f"{SVG}title") or "")
+    assert not any("<script" in text for _, text in rogues)
+    (text,) = [text for plot, text in rogues if plot.title.startswith("The fastest")]
+    assert any(model in (element.text or "") for element in ET.fromstring(text).iter(f"{SVG}text"))
+    assert any(model in (ET.fromstring(text).findtext(f"{SVG}title") or "") for _, text in rogues)
 
 
-def test_dollars_are_not_typeset(records):
-    (text,) = [t for plot, t in drawn([called(r, "$x^2$") for r in records]) if plot.title.startswith("The fastest")]
-    assert any((element.text or "").startswith("$x^2$, ") for element in ET.fromstring(text).iter(f"{SVG}text"))
+def test_dollars_are_not_typeset(rogues):
+    (text,) = [text for plot, text in rogues if plot.title.startswith("The fastest")]
+    assert any("$x^2$, " in (element.text or "") for element in ET.fromstring(text).iter(f"{SVG}text"))
 
 
 def test_ids_are_unique_over_all_plots_and_all_that_is_referred_to_is_there(rogues):
     seen = set()
-    for plot, text in drawn(rogues, limit=6):
+    for plot, text in rogues:
         own = {element.attrib["id"] for element in ET.fromstring(text).iter() if "id" in element.attrib}
         assert not own & seen, plot.name
         seen |= own
@@ -94,13 +99,13 @@ def test_ids_are_unique_over_all_plots_and_all_that_is_referred_to_is_there(rogu
 
 
 def test_names_are_file_stems_and_no_two_are_equal(rogues):
-    found = [plot.name for plot in plots(rogues)]
+    found = [plot.name for plot, _ in rogues]
     assert len(set(found)) == len(found)
     assert all(name and set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for name in found)
 
 
-def test_text_takes_the_colour_and_the_font_of_the_page(records):
-    for plot, text in drawn(records):
+def test_text_takes_the_colour_and_the_font_of_the_page(shown):
+    for plot, text in shown:
         root = ET.fromstring(text)
         assert INK not in text
         assert "currentColor" in text
@@ -110,8 +115,8 @@ def test_text_takes_the_colour_and_the_font_of_the_page(records):
         assert "fill: none" in background.attrib["style"]
 
 
-def test_it_is_an_image_with_a_name_and_a_description(records):
-    for plot, text in drawn(records):
+def test_it_is_an_image_with_a_name_and_a_description(shown):
+    for plot, text in shown:
         root = ET.fromstring(text)
         assert root.attrib["role"] == "img"
         title, description = root[0], root[1]
@@ -121,8 +126,8 @@ def test_it_is_an_image_with_a_name_and_a_description(records):
         assert "viewBox" in root.attrib
 
 
-def test_equal_records_give_equal_plots(records):
-    assert [text for _, text in drawn(records)] == [text for _, text in drawn(list(records))]
+def test_equal_records_give_equal_plots(records, shown):
+    assert [text for _, text in drawn(list(records))] == [text for _, text in shown]
 
 
 def test_a_users_matplotlibrc_changes_nothing(records, tmp_path):
@@ -143,13 +148,13 @@ def test_a_users_matplotlibrc_changes_nothing(records, tmp_path):
     assert found[0] == found[1]
 
 
-def test_a_plot_is_small(records):
-    for plot, text in drawn(records):
+def test_a_plot_is_small(shown):
+    for plot, text in shown:
         assert len(text.encode()) < 60_000, plot.name
 
 
 def test_files_are_an_svg_and_a_png_of_each_and_their_captions(records, tmp_path):
-    found = plots(records[:4])
+    found = plots(records[4:6])
     written = save(found, tmp_path / "new" / "folder")
     names = {f"{plot.name}.{kind}" for plot in found for kind in ("svg", "png")}
     assert {path.name for path in written} == names | {"plots.md"}
@@ -164,12 +169,12 @@ def test_files_are_an_svg_and_a_png_of_each_and_their_captions(records, tmp_path
 
 def test_files_of_equal_records_are_equal(records, tmp_path):
     folders = [tmp_path / name for name in ("a", "b")]
-    first, second = ([path.read_bytes() for path in save(plots(records[:2]), folder)] for folder in folders)
+    first, second = ([path.read_bytes() for path in save(plots(records[:2])[:2], folder)] for folder in folders)
     assert first == second
 
 
 def test_names_in_the_captions_file_are_no_markup(records, tmp_path):
-    save(plots([called(records[0], "<b>[x](http://y)`")]), tmp_path)
+    save(plots([called(records[0], "<b>[x](http://y)`")])[:1], tmp_path)
     assert "\\<b\\>\\[x\\](http://y)\\`" in (tmp_path / "plots.md").read_text()
 
 
