@@ -63,13 +63,15 @@ def _fits(record: Record, room: float) -> bool:
 
 
 def front(places: Sequence[Place], *, timed: bool) -> list[Place]:
-    """Return the places that fit and that no other beats, by rising memory.
+    """Return the places that fit, can be relied on and are beaten by no other such, by rising memory.
 
     One beats another with no more memory and more speed (or less traffic), or with less memory and as much.
     """
     sign = -1 if timed else 1
     best: list[Place] = []
-    for place in sorted((p for p in places if p.fits is not False), key=lambda p: (p.memory, sign * p.value)):
+    for place in sorted(
+        (p for p in places if p.fits is not False and not p.doubtful), key=lambda p: (p.memory, sign * p.value)
+    ):
         if not best or sign * place.value < sign * best[-1].value:
             best.append(place)
     return best
@@ -92,7 +94,8 @@ def plot(group: Group, looks: Mapping[str, Look]) -> Plot | None:
         if timed
         else "No row was timed, so traffic stands in for speed, of which it is "
         "only a part: better is down and to the left.",
-        "Ringed, and joined by the dashed line: strategies that fit and that no other beats in both.",
+        "Ringed, and joined by the dashed line: of the strategies that fit and can be relied on those that no other "
+        "beats in both.",
         _region(found, group),
         captions.launches(entries),
         "One launch each is no ranking by speed." if timed and all(len(e.good) == 1 for e in entries) else "",

@@ -52,6 +52,7 @@ _SETTINGS = {
     "hatch.linewidth": 0.7,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "legend.handlelength": 2.6,
     "legend.labelcolor": INK,
     "svg.fonttype": "none",
     "svg.hashsalt": "zerostage",

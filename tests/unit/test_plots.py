@@ -290,6 +290,18 @@ def test_the_fastest_of_a_row_is_framed(measured):
     assert "no ranking" in plot.caption
 
 
+def test_what_cannot_be_relied_on_wins_nothing(measured):
+    timing = measured.timing.model_copy(update={"suspect_reasons": ["4 ranks share 2 cores"]})
+    records = [row(measured, "z0", 2, tokens=10.0), row(measured, "z3", 2, tokens=20.0, timing=timing)]
+    axes = one(records, "heatmap").draw().axes[0]
+    (frame,) = [patch for patch in axes.patches if patch.get_gid() == "best"]
+    assert round(frame.get_x()) == 0
+    assert {"10\n50%", "20?\n100%"} <= set(texts(axes))
+    (axes,) = one(records, "pareto").draw().axes
+    (front,) = [line for line in axes.lines if line.get_gid() == "front"]
+    assert list(front.get_ydata()) == [10]
+
+
 def test_equal_predictions_are_counted(measured):
     assert "traffic of one step: 1 of 1 equal to the byte" in one([measured], "predicted").caption
     other = measured.practice.model_copy(
