@@ -24,8 +24,8 @@ PAGE_LIMIT = 3
 def plots(records: Sequence[Record], *, limit: int | None = None) -> list[Plot]:
     """Return the plots that the rows have numbers for, kind by kind.
 
-    ``limit``: of most kinds there is a plot per group of comparable rows; draw so many per kind and name the others in
-    the last one's caption. ``None``: draw all.
+    ``limit``: of most kinds there is a plot per group of comparable rows; draw so many per kind, 1 or more, and name
+    the others in the last one's caption. ``None``: draw all.
     """
     found, seen = groups(records), looks(records)
     taken: set[str] = set()
@@ -58,6 +58,7 @@ def _styled(draw: Callable[[], Figure]) -> Figure:
 def _limited(found: list[Plot], limit: int | None) -> list[Plot]:
     if limit is None or len(found) <= limit:
         return found
-    left = listed(plot.title.partition(": ")[2] for plot in found[limit:])
+    *kept, last = found[:limit]
+    left = listed(plot.title.partition(": ")[2] or plot.title for plot in found[limit:])
     note = f"Not drawn here: {left}; 'zerostage report RUN --plots FOLDER' draws all."
-    return [*found[: limit - 1], replace(found[limit - 1], caption=joined(found[limit - 1].caption, note))]
+    return [*kept, replace(last, caption=joined(last.caption, note))]

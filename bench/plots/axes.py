@@ -57,6 +57,14 @@ def bytes_axis(axes: Axes, highest: float, label: str, *, vertical: bool = False
         axes.set_xlabel(f"{label} ({name})")
 
 
+def rate_unit(highest: float) -> tuple[int, str]:
+    """Return the unit that up to ``highest`` tokens per second are written in."""
+    for scale, words in ((10**6, "million tokens/s"), (10**3, "thousand tokens/s")):
+        if highest >= 20 * scale:
+            return scale, words
+    return 1, "tokens/s"
+
+
 @dataclass(frozen=True)
 class Bar:
     """A bar of parts that follow each other; ``word`` stands in its place where there are none.
@@ -143,7 +151,7 @@ def draw_bars(axes: Axes, bars: Sequence[Bar], fills: Mapping[str, Fill], headin
             axes.text(1.02, place, bar.note, transform=behind, va="center", ha="left", fontsize=8)
 
 
-def legend(figure: Figure, handles: Sequence[Artist], columns: int = 4) -> None:
+def legend(figure: Figure, handles: Sequence[Artist], columns: int = 6) -> None:
     """Put the legend below the panels."""
     labels = [str(handle.get_label()) for handle in handles]
     longest = max((len(label) for label in labels), default=0)
@@ -181,11 +189,11 @@ def mark_handles(marks: Mapping[str, str]) -> list[Artist]:
     return found
 
 
-def chosen(counts: Sequence[int]) -> list[int]:
-    """Return at most six GPU counts, spread over all, the first and the last among them."""
-    if len(counts) <= MOST_PANELS:
+def chosen(counts: Sequence[int], most: int = MOST_PANELS) -> list[int]:
+    """Return at most so many GPU counts, spread over all, the first and the last among them."""
+    if len(counts) <= most:
         return list(counts)
-    places = np.linspace(0, len(counts) - 1, MOST_PANELS).round().astype(int)
+    places = np.linspace(0, len(counts) - 1, most).round().astype(int)
     return [counts[place] for place in places]
 
 

@@ -17,7 +17,7 @@ def listed(names: Iterable[str]) -> str:
 def provenance(group: Group, of: str) -> str:
     """Return where ``of`` (the numbers drawn) comes from, with the group's settings."""
     record = group.first
-    if record.provenance == "emulated":
+    if group.emulated:
         return f"{of}: emulated, no GPU ran. {group.settings}."
     on = record.device + (f" ({plain(record.device_name)})" if record.device_name else "")
     rank = "; a rank stands for a GPU" if record.device == "cpu" else ""
@@ -26,7 +26,7 @@ def provenance(group: Group, of: str) -> str:
 
 def kinds(groups: Iterable[Group]) -> str:
     """Return how the rows came to be: ``Emulated``, ``Measured`` or both."""
-    return " and ".join(dict.fromkeys(group.first.provenance for group in groups)).capitalize()
+    return " and ".join(dict.fromkeys("emulated" if group.emulated else "measured" for group in groups)).capitalize()
 
 
 def launches(entries: Iterable[Entry]) -> str:
@@ -40,20 +40,28 @@ def launches(entries: Iterable[Entry]) -> str:
     return f"n = {text} launches per cell."
 
 
-def _named(entry: Entry, group: Group) -> str:
-    return f"{entry.name} N={entry.world_size}" if len(group.counts) > 1 else entry.name
+def _named(entries: Iterable[tuple[Entry, str]], group: Group) -> str:
+    """Return ``z1 N=2/4: oom, z3 N=4``: cells, and a word for each if there is one."""
+    counts: dict[tuple[str, str], list[str]] = {}
+    for entry, word in entries:
+        counts.setdefault((entry.name, word), []).append(str(entry.world_size))
+    several = len(group.counts) > 1
+    return listed(
+        name + (f" N={'/'.join(found)}" if several else "") + (f": {word}" if word else "")
+        for (name, word), found in counts.items()
+    )
 
 
 def missing(group: Group, entries: Sequence[Entry] | None = None) -> str:
     """Return which cells failed and with what, and how many launches are left out for being invalid."""
     entries = group.entries if entries is None else entries
-    failed = [
-        f"{_named(entry, group)}: {status}"
-        for entry in entries
-        for status in dict.fromkeys(bad.status for bad in entry.bad if bad.status != "completed")
-    ]
+    failed = []
+    for entry in entries:
+        words = [bad.status for bad in entry.bad if bad.status != "completed"]
+        some = f" ({len(words)} of {len(entry.good) + len(entry.bad)} launches)" if entry.good else ""
+        failed += [(entry, "/".join(dict.fromkeys(words)) + some)] if words else []
     invalid = sum(bad.status == "completed" for entry in entries for bad in entry.bad)
-    parts = [f"No number: {listed(failed)}."] if failed else []
+    parts = [f"Failed: {_named(failed, group)}."] if failed else []
     parts += [f"{invalid} invalid row{'s' if invalid > 1 else ''} not drawn."] if invalid else []
     return " ".join(parts)
 
@@ -67,8 +75,8 @@ def of_launches(entries: Iterable[Entry], of: str) -> str:
 
 def suspects(group: Group, entries: Iterable[Entry], *, timed: bool, how: str) -> str:
     """Return which of the drawn cells are not to be relied on; ``how`` they are marked."""
-    found = [_named(e, group) for e in entries if any(doubtful(record, timed=timed) for record in e.good)]
-    return f"{how}, not to be relied on: {listed(found)}." if found else ""
+    found = [(entry, "") for entry in entries if doubt(entry, timed=timed)]
+    return f"{how}, not to be relied on: {_named(found, group)}." if found else ""
 
 
 def doubt(entry: Entry, *, timed: bool = False) -> str:

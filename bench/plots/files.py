@@ -27,9 +27,9 @@ def save(plots: Iterable[Plot], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for plot in plots:
-            for kind in ("svg", "png"):
+            for kind, content in _pictures(plot).items():
                 path = folder / f"{plot.name}.{kind}"
-                path.write_bytes(_picture(plot, kind))
+                path.write_bytes(content)
                 written.append(path)
             texts.append(f"## {_inert(plot.title)}\n\n![]({plot.name}.svg)\n\n{_inert(plot.caption)}\n")
         path = folder / "plots.md"
@@ -45,16 +45,24 @@ def _inert(text: str) -> str:
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>#|" else sign for sign in printable(text))
 
 
-def _picture(plot: Plot, kind: str) -> bytes:
-    figure = plot.draw()
+def _pictures(plot: Plot) -> dict[str, bytes]:
+    figure, found = plot.draw(), {}
+    without: dict[str, dict[str, None]] = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     with settings():
         _captioned(figure, plot)
-        target = io.BytesIO()
-        nothing = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-        figure.savefig(
-            target, format=kind, dpi=_DPI, facecolor="white", metadata=nothing, bbox_inches="tight", pad_inches=0.12
-        )
-    return target.getvalue()
+        for kind, metadata in without.items():
+            target = io.BytesIO()
+            figure.savefig(
+                target,
+                format=kind,
+                dpi=_DPI,
+                facecolor="white",
+                metadata=metadata,
+                bbox_inches="tight",
+                pad_inches=0.12,
+            )
+            found[kind] = target.getvalue()
+    return found
 
 
 def _captioned(figure: Figure, plot: Plot) -> None:

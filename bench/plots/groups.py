@@ -73,9 +73,14 @@ class Group:
 
     @property
     def first(self) -> Record:
-        """Any of its records: they are alike in what they run on."""
-        entry = self.entries[0]
-        return (*entry.good, *entry.bad)[0]
+        """Any of its records, for they are alike in what they run on; one with numbers knows its device best."""
+        good = [record for entry in self.entries for record in entry.good]
+        return (good or [record for entry in self.entries for record in entry.bad])[0]
+
+    @property
+    def emulated(self) -> bool:
+        """Whether no GPU and no rank ran."""
+        return self.first.cell.emulation is not None
 
     @property
     def per(self) -> str:
@@ -123,6 +128,7 @@ def _words(name: str, value: Any) -> str:
         "gradient_accumulation_steps": "GAS {}",
         "train_batch_size": "global batch {}",
         "batch_at_most": "at most {}",
+        "placement": "{}" if value != "1 nodes" else "1 node",
     }
     return patterns.get(name, "{}").format(value)
 
@@ -131,7 +137,9 @@ def _told(values: dict[str, Any]) -> dict[str, str]:
     """Return the words of all settings; where a row is emulated, how stands in place of where."""
     words = {name: _words(name, value) for name, value in values.items() if name != "model"}
     words["device"] = words["emulation"] or f"measured on {words['device']}"
-    return {name: text for name, text in words.items() if name not in ("placement", "emulation")}
+    if words.pop("emulation"):
+        words["placement"] = ""  # it is in the words before
+    return words
 
 
 def _settings(values: dict[str, Any], part: pd.DataFrame, largest: bool) -> str:

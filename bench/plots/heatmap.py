@@ -63,14 +63,16 @@ def _rows(group: Group) -> list[tuple[str, list[Entry]]]:
 def _fastest(entries: Sequence[Entry]) -> dict[str, Square]:
     speeds = {entry.strategy: speed for entry in entries if (speed := _median(entry)) is not None}
     best = max(speeds.values(), default=0.0)
+    reliable = [speeds[e.strategy] for e in entries if e.strategy in speeds and not captions.doubt(e, timed=True)]
     found = {}
     for entry in entries:
         speed = speeds.get(entry.strategy)
         if speed is None:
             found[entry.strategy] = Square(entry.words or "not timed")
             continue
-        text = f"{speed:,.0f}{captions.doubt(entry, timed=True)}\n{speed / best:.0%}"
-        found[entry.strategy] = Square(text, speed / best, speed == best)
+        doubt = captions.doubt(entry, timed=True)
+        framed = not doubt and speed == max(reliable)
+        found[entry.strategy] = Square(f"{speed:,.0f}{doubt}\n{speed / best:.0%}", speed / best, framed)
     return found
 
 
@@ -121,8 +123,8 @@ def _plots(groups: Sequence[Group], *, timed: bool) -> list[Plot]:
         title = "The fastest that fits, by model and strategy"
         text = (
             "Measured, not emulated: tokens per second and GPU (on CPU: per rank), median over launches; below it and "
-            "as its shade the share of the row's fastest, which is framed. Compare along a row: rows differ in their "
-            "settings."
+            "as its shade the share of the row's highest; framed is the fastest that can be relied on. Compare along a "
+            "row: rows differ in their settings."
         )
         few = min((len(entry.good) for entry in entries if entry.good), default=0)
         text += " With fewer than 3 launches per cell the frame is no ranking." if few < 3 else ""

@@ -110,7 +110,7 @@ def plot(group: Group) -> Plot | None:
     words = [name.replace("_", " ") for name in small]
     point = any(peak_point(record) for entry in group.entries for record in entry.good)
     kind = next(record.memory.kind for entry in group.entries for record in entry.good if record.memory)
-    emulated = group.first.provenance == "emulated"
+    emulated = group.emulated
     which = "the emulated rank" if emulated else "the rank with the highest peak"
     caption = captions.joined(
         captions.provenance(group, f"Memory of {which} at its highest moment of one settled optimizer step ({kind})"),
@@ -186,7 +186,7 @@ def _draw(group: Group, counts: list[int], rows: list[list[Bar]]) -> Figure:
     bytes_axis(found[-1], highest, f"peak memory per {group.per}", room=1.04)
     marks = {
         "paper": "paper's model states (theory)",
-        "reserved": "reserved, modelled" if group.first.provenance == "emulated" else "reserved, measured",
+        "reserved": "reserved, modelled" if group.emulated else "reserved, measured",
     }
     present = {name: words for name, words in marks.items() if any(name in each.marks for each in bars)}
     names = {name: name.replace("_", " ") for name in fills}

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bench.plots import captions
-from bench.plots.axes import WIDTH_IN, bytes_axis, chosen, legend, not_shown, size
+from bench.plots.axes import WIDTH_IN, bytes_axis, chosen, legend, not_shown, rate_unit, size
 from bench.plots.capacity import capacity, line_text
 from bench.plots.groups import Entry, Group, doubtful
 from bench.plots.memory import peak_bytes
@@ -63,13 +63,15 @@ def _fits(record: Record, room: float) -> bool:
 
 
 def front(places: Sequence[Place], *, timed: bool) -> list[Place]:
-    """Return the places that fit and that no other beats, by rising memory.
+    """Return the places that fit, can be relied on and are beaten by no other such, by rising memory.
 
     One beats another with no more memory and more speed (or less traffic), or with less memory and as much.
     """
     sign = -1 if timed else 1
     best: list[Place] = []
-    for place in sorted((p for p in places if p.fits is not False), key=lambda p: (p.memory, sign * p.value)):
+    for place in sorted(
+        (p for p in places if p.fits is not False and not p.doubtful), key=lambda p: (p.memory, sign * p.value)
+    ):
         if not best or sign * place.value < sign * best[-1].value:
             best.append(place)
     return best
@@ -92,7 +94,8 @@ def plot(group: Group, looks: Mapping[str, Look]) -> Plot | None:
         if timed
         else "No row was timed, so traffic stands in for speed, of which it is "
         "only a part: better is down and to the left.",
-        "Ringed, and joined by the dashed line: strategies that fit and that no other beats in both.",
+        "Ringed, and joined by the dashed line: of the strategies that fit and can be relied on those that no other "
+        "beats in both.",
         _region(found, group),
         captions.launches(entries),
         "One launch each is no ranking by speed." if timed and all(len(e.good) == 1 for e in entries) else "",
@@ -143,7 +146,9 @@ def _draw(group: Group, counts: list[int], rows: list[list[Place]], timed: bool,
         axes.tick_params(axis="x", labelbottom=below)
         if timed:
             axes.set_ylim(0, value * 1.12)
-            axes.set_ylabel(f"throughput per {group.per} (tokens/s)" if number % across == 0 else "")
+            scale, words = rate_unit(value)
+            axes.yaxis.set_major_formatter(lambda tick, _, by=scale: f"{tick / by:,g}")
+            axes.set_ylabel(f"throughput per {group.per} ({words})" if number % across == 0 else "")
         else:
             bytes_axis(axes, value, f"sent per {group.per} and step", vertical=True, room=1.12)
             axes.set_ylabel(axes.get_ylabel() if number % across == 0 else "")
@@ -182,7 +187,7 @@ def _points(
         drawn.append(here)
         style = marker(looks[place.entry.strategy], place.entry.stack, stacks, hollow=place.doubtful)
         style["markersize"] = _SIZES[min(below, len(_SIZES) - 1)]
-        axes.plot(place.memory, place.value, linestyle="none", zorder=3 + below, **style)  # type: ignore[arg-type]
+        axes.plot(place.memory, place.value, linestyle="none", zorder=3 + below, clip_on=False, **style)  # type: ignore[arg-type]
         if place.fits is False:
             axes.plot(place.memory, place.value, marker="x", markersize=12, color=INK, zorder=9, gid="does-not-fit")
 

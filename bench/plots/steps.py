@@ -16,6 +16,8 @@ from bench.plots.plot import Plot
 from bench.plots.style import EDGE, INK, Look
 from bench.record import Record
 
+_MOST_PANELS = 4
+
 
 def slowest_s(record: Record) -> list[float]:
     """Return the wall time of the slowest rank at each timed step."""
@@ -33,7 +35,7 @@ def plot(group: Group, looks: Mapping[str, Look]) -> Plot | None:
     if not timed:
         return None
     all_counts = sorted({entry.world_size for entry in timed})
-    counts = chosen(all_counts)
+    counts = chosen(all_counts, _MOST_PANELS)
     caption = captions.joined(
         captions.provenance(group, "Wall time of the slowest rank, each timed optimizer step a tick"),
         "Of each launch a line of its own: the bar spans the quartiles, the marker is the median. Steps of one launch "
@@ -48,7 +50,7 @@ def plot(group: Group, looks: Mapping[str, Look]) -> Plot | None:
 
 def _draw(timed: list[Entry], counts: list[int], looks: Mapping[str, Look]) -> Figure:
     rows = [[entry for entry in timed if entry.world_size == n] for n in counts]
-    heights = [sum(0.2 + 0.14 * len(_timed(entry)) for entry in row) for row in rows]
+    heights = [sum(0.16 + 0.12 * len(_timed(entry)) for entry in row) for row in rows]
     figure = Figure(figsize=(WIDTH_IN, sum(heights) + 0.32 * len(rows) + 0.55), layout="constrained")
     grid = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights)
     for (axes,), n, row in zip(grid, counts, rows, strict=True):

@@ -13,12 +13,11 @@ import matplotlib.style
 
 from bench.analysis.tables import in_order
 from bench.record import Record
-from bench.zero.stages import STRATEGIES
 
 # What svg_text turns into the colour of the page's text. It is also dark enough on white.
 INK = "#010203"
 EDGE = "#222222"
-ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
+ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY, LIGHT = (
     "#e69f00",
     "#56b4e9",
     "#009e73",
@@ -27,6 +26,7 @@ ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE, GREY = (
     "#d55e00",
     "#cc79a7",
     "#999999",
+    "#d9d9d9",
 )
 
 _SETTINGS = {
@@ -52,6 +52,7 @@ _SETTINGS = {
     "hatch.linewidth": 0.7,
     "legend.fontsize": 8,
     "legend.frameon": False,
+    "legend.handlelength": 2.6,
     "legend.labelcolor": INK,
     "svg.fonttype": "none",
     "svg.hashsalt": "zerostage",
@@ -103,12 +104,9 @@ def looks(records: Iterable[Record]) -> dict[str, Look]:
     bases = {record.cell.strategy_name: record.cell.strategy for record in records}
     free = iter([*_MORE, *(marker for _ in range(len(bases)) for marker in (*_MORE, *_MARKERS.values()))])
     found: dict[str, Look] = {}
-    lines = dict.fromkeys(STRATEGIES, 0)
-    for name in in_order(bases):
-        base = bases[name]
+    for number, name in enumerate(in_order(bases)):
         marker = _MARKERS[name] if name in _MARKERS else next(free)
-        found[name] = Look(_COLOURS[base], marker, _LINES[lines[base] % len(_LINES)])
-        lines[base] += 1
+        found[name] = Look(_COLOURS[bases[name]], marker, _LINES[number % len(_LINES)])
     return found
 
 
@@ -130,13 +128,13 @@ CATEGORY_FILLS = {
     "offload_buffers": Fill(PURPLE, "--"),
     "secondary_parameters": Fill(SKY, "xx"),
     "gathered_parameters": Fill(SKY, "\\\\"),
-    "persisted_parameters": Fill(SKY),
+    "persisted_parameters": Fill(SKY, "||"),
     "activations": Fill(YELLOW, "--"),
     "logits_loss": Fill(VERMILLION),
-    "backward_temporaries": Fill(GREY, "xx"),
+    "backward_temporaries": Fill(GREY, "++"),
     "step_temporaries": Fill(GREY, "\\\\"),
-    "other": Fill("#d9d9d9"),
-    "not decomposed": Fill("#d9d9d9", "//"),
+    "other": Fill(LIGHT),
+    "not decomposed": Fill(LIGHT, "//"),
 }
 _OPS = {
     "all_reduce": ORANGE,
@@ -144,7 +142,7 @@ _OPS = {
     "all_gather_into_tensor": BLUE,
     "reduce": YELLOW,
     "broadcast": PURPLE,
-    "all_to_all_single": SKY,
+    "all_to_all_single": LIGHT,
 }
 _PHASES = {"forward": "--", "backward": None, "step": "//"}
 

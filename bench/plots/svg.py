@@ -4,7 +4,9 @@ import hashlib
 import io
 import re
 import xml.etree.ElementTree as ET
+from typing import Any
 
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from bench.plots.plot import Plot
@@ -30,12 +32,9 @@ def write_svg(figure: Figure) -> str:
     """Return matplotlib's SVG of a figure, without dates and versions."""
     target = io.StringIO()
     with settings():
-        figure.savefig(
-            target,
-            format="svg",
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-            transparent=True,
-        )
+        # savefig draws twice, once to see whether anything changes the layout.
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(target, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     return target.getvalue()
 
 

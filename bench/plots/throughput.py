@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bench.plots import captions
-from bench.plots.axes import WIDTH_IN, legend
+from bench.plots.axes import WIDTH_IN, legend, rate_unit
 from bench.plots.groups import Entry, Group, doubtful
 from bench.plots.plot import Plot
 from bench.plots.style import INK, Look
@@ -141,15 +141,25 @@ def _draw_scaling(
         handles.append(_handle(name, look, stack, stacks))
     _count_axis(left, counts, group.per)
     _count_axis(right, counts, group.per)
-    left.set_ylim(bottom=0)
-    left.set_ylabel("throughput (tokens/s)")
-    left.ticklabel_format(axis="y", style="plain", useOffset=False)
+    _rate_axis(left, [each for _, _, points in found.values() for each in points])
     right.axhline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
     right.set_ylim(bottom=0)
     right.set_ylabel("scaling efficiency (%)")
     right.yaxis.set_major_formatter(lambda value, _: f"{value * 100:.0f}")
     legend(figure, handles)
     return figure
+
+
+def _rate_axis(axes: Axes, points: list[Point]) -> None:
+    """From 0 where that leaves the lowest point to be seen, else by powers."""
+    scale, words = rate_unit(max(each.high for each in points))
+    if max(each.value for each in points) > 12 * min(each.value for each in points):
+        axes.set_yscale("log")
+        axes.minorticks_off()
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"throughput ({words})")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value / scale:,g}")
 
 
 def _line(
@@ -204,7 +214,7 @@ def _draw_one(
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_title(f"N = {counts[0]}")
-    axes.set_xlabel(
-        "throughput of all ranks together (tokens/s)" if group.per == "rank" else "throughput of all GPUs (tokens/s)"
-    )
+    scale, words = rate_unit(max(each.high for _, _, points in found.values() for each in points))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value / scale:,g}")
+    axes.set_xlabel(f"throughput of all {group.per}s together ({words})")
     return figure
