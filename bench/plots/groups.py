@@ -12,9 +12,8 @@ import pandas as pd
 from bench.analysis.comparison import in_order
 from bench.analysis.frame import CONTROLS, frame
 from bench.analysis.stacks import stack_names
-from bench.analysis.titles import _how_it_trains as how_it_trains
-from bench.analysis.titles import _params as params_text
 from bench.largest import size_text
+from bench.plots.settings import how_it_trains, params_text
 from bench.record import Record
 
 _LONGEST = 40

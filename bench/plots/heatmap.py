@@ -10,7 +10,7 @@ import seaborn
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from bench.analysis.tables import in_order
+from bench.analysis.comparison import in_order
 from bench.plots import captions
 from bench.plots.axes import WIDTH_IN, size
 from bench.plots.capacity import capacity
