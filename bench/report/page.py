@@ -22,6 +22,8 @@ from bench.report.index import index
 from bench.runs import Run
 
 _HERE = Path(__file__).parent
+# A plot takes half a second to draw, and 25 KB of the page.
+_PLOTS_PER_KIND = 2
 
 
 def _drawn(records: list[Record]) -> list[dict[str, Any]]:
@@ -29,7 +31,7 @@ def _drawn(records: list[Record]) -> list[dict[str, Any]]:
 
     return [
         {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg_text(plot))}
-        for plot in plots(records, limit=2)
+        for plot in plots(records, limit=_PLOTS_PER_KIND)
     ]
 
 
@@ -84,7 +86,7 @@ def page(run: Run) -> str:
             notes=[note for note in notes if not definitions.is_definition(note, titles)],
             defined=[note.split(": ", 1) for note in notes if definitions.is_definition(note, titles)],
             plots=_drawn(run.records) if run.records else [],
-            claims=claimed.claims(verdicts(run.records), shown),
+            claims=claimed.claims(verdicts(run.records), shown) if shown else [],
             rule=[sentence[claimed.LANGUAGE] for sentence in selection(run.records)],
             parts=shown,
             index=index(shown),

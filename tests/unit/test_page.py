@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import StoreError
+from bench.imports.files import import_files
 from bench.record import Failure, Finding, parse_record
 from bench.report.cells import part_id
 from bench.report.page import page, write_page
@@ -253,6 +254,40 @@ def test_every_heading_of_a_column_is_defined(run):
     known = set(re.findall(r"<dt>([^<]+)", text[text.index('id="definitions"') :]))
     assert {re.sub(r"^vs (?!best).*", "vs z0", head) for head in heads} <= known
     assert defined["dd"]
+
+
+def test_a_run_of_imported_rows_alone_has_their_table_and_no_other_part(tmp_path):
+    folder = tmp_path / "imported"
+    import_files([Path(__file__).parents[1] / "data" / "imports" / "all_results.json"], folder)
+    text = page(read_run(folder))
+    assert re.findall(r'<h2 id="h-(\w+)"', text) == ["answer", "comparisons", "environment", "definitions"]
+    seen = Parsed(text)
+    assert "all_results.json" in seen.text
+    assert "1 imported row: figures of other programs" in seen.text
+    assert "No multi-GPU row has been measured here." in seen.text
+
+
+def test_a_claim_with_rows_comes_first_and_names_them(run):
+    text = page(run)
+    claims = text[text.index('id="claims"') : text.index('id="rows"')]
+    counts = [int(count) for count in re.findall(r"<summary>(\d+) rows? behind it", claims)]
+    assert counts
+    silent = re.search(r"<summary>(\d+) claims? on which this run has no row", claims)
+    assert claims.rindex("behind it") < silent.start()
+    assert len(re.findall(r'<article class="claim">', claims)) == len(counts) + int(silent[1])
+    linked = set(re.findall(r'href="#cell-(\w+)-r0"', claims))
+    assert linked
+    assert linked <= {record.cell_id for record in run.records}
+
+
+def test_a_figure_of_a_comparison_leads_to_the_row_that_it_is_of(run):
+    text = page(run)
+    compared = text[text.index('id="comparisons"') : text.index('id="h-notes"')]
+    by_id = {record.cell_id: record for record in run.records}
+    found = re.findall(r'data-strategy="(\w+)"[^>]*><th scope="row"><a href="#cell-(\w+)-r0">(\w+)</a>', compared)
+    assert len(found) >= 4
+    for strategy, cell_id, name in found:
+        assert by_id[cell_id].cell.strategy == strategy == name
 
 
 def test_a_page_that_cannot_be_written_is_the_users_to_mend(run, tmp_path):
