@@ -24,9 +24,10 @@ Places = dict[tuple[str, str, str], str]
 
 @dataclass(frozen=True)
 class Section:
-    """The tables whose rows share the settings that ``title`` names."""
+    """The tables whose rows share the settings that ``title`` names; ``short`` has those that tell it from others."""
 
     title: str
+    short: str
     model: str
     tables: list[Laid]
 
@@ -95,4 +96,14 @@ def sections(said: Said, parts: Sequence[Part]) -> list[Section]:
     by_title: dict[str, list[Laid]] = {}
     for table in [*([] if said.lines is None else by_gpus.tables(said.lines)), *said.tables]:
         by_title.setdefault(table.group, []).append(_laid(table, strategies, where))
-    return [Section(title, _known(title, models), tables) for title, tables in by_title.items()]
+    named = {title: _known(title, models) for title in by_title}
+    return [Section(title, _short(title, named), named[title], by_title[title]) for title in by_title]
+
+
+def _short(title: str, models: dict[str, str]) -> str:
+    """Return the model of ``title`` and what not all titles with a model say; a title without one is short."""
+    if not models[title]:
+        return title
+    others = [set(other.removeprefix(model).split(", ")) for other, model in models.items() if model]
+    telling = title.removeprefix(models[title]).split(", ")[1:]
+    return ", ".join([models[title], *(part for part in telling if not all(part in other for other in others))])

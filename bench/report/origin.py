@@ -28,6 +28,16 @@ def _places(records: Sequence[Record]) -> str:
     return ", ".join(dict.fromkeys(places))
 
 
+def _versions(records: Sequence[Record]) -> str:
+    """Return the versions of what ran, all of a package where there are several."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        for package, version in record.stack.items():
+            if version not in found.setdefault(package, []):
+                found[package].append(version)
+    return ", ".join(f"{package} {' and '.join(versions)}" for package, versions in found.items())
+
+
 def has_multi_gpu(records: Sequence[Record]) -> bool:
     """Whether two or more real GPUs have trained together in one of ``records``."""
     return any(
@@ -57,6 +67,7 @@ def provenance(run: Run) -> list[str]:
         said.append(
             f"{_count(len(run.imported), 'imported')}: figures of other programs, as given, compared with none."
         )
+    said += [f"With {versions}."] if (versions := _versions(run.records)) else []
     return [*said, *([] if has_multi_gpu(run.records) else [NO_MULTI_GPU])]
 
 

@@ -48,7 +48,7 @@ def make_run(folder, records, **manifest):
     cells = {(r.cell_id, r.requested_stack): r.label for r in records}
     whole = {
         "manifest_version": 1,
-        "scenario": {"description": "", "matrix": {}, "repeat": 1, "zero_optimization": {}},
+        "scenario": {"matrix": {}, "repeat": 1, "zero_optimization": {}},
         "scenario_path": "scenarios/page.yaml",
         "scenario_name": folder.name,
         "cells": [{"cell_id": i, "label": label, "stack": stack, "repeats": 1} for (i, stack), label in cells.items()],
@@ -113,6 +113,12 @@ def test_each_row_has_a_part_and_each_link_inside_the_page_leads_somewhere(run):
     targets = {attrs["href"][1:] for attrs in seen.all("a") if attrs["href"].startswith("#")}
     assert targets <= set(ids)
     assert {part_id(r.cell_id, 0, None) for r in run.records} <= targets
+
+
+def test_the_contents_name_what_tells_one_group_of_rows_from_another(tmp_path, measured):
+    rows = [altered(measured, seq_length=n, strategy=s) for n in (64, 128) for s in ("z1", "z2")]
+    text = page(make_run(tmp_path / "groups", rows))
+    assert re.findall(r'<a href="#group-\d+">([^<]+)', text) == ["llama-tiny, seq 64", "llama-tiny, seq 128"]
 
 
 def test_the_parts_stand_in_their_order(run):
