@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.cell import BatchLimits
 from bench.errors import StoreError
 from bench.imports.files import import_files
-from bench.record import Failure, Finding, parse_record
+from bench.record import BatchTry, Failure, Finding, Offload, RankOffload, parse_record
 from bench.report.cells import part_id
 from bench.report.page import page, write_page
 from bench.runs import read_run
@@ -251,15 +252,51 @@ def test_a_row_known_to_be_wrong_shows_no_figure_in_the_index(tmp_path, measured
     assert "MiB" in index
 
 
-def test_every_heading_of_a_column_is_defined(run):
-    text = page(run)
+def searched(record, **settings):
+    """Return a row whose micro batch was searched for."""
+    tries = [
+        BatchTry(train_micro_batch_size_per_gpu=2, how="measured", status="completed", fits=True, peak_bytes=2**20),
+        BatchTry(train_micro_batch_size_per_gpu=4, how="measured", status="oom", fits=False, phase="forward"),
+    ]
+    return altered(record, largest_batch=BatchLimits(), fields={"batch_search": tries}, **settings)
+
+
+def offloaded(record, **settings):
+    names = RankOffload.model_fields
+    kept = Offload(ranks=[RankOffload(**dict.fromkeys(names, 2**20))], predicted=[{}], node_host_peak_bytes=2**20)
+    one = record.memory.model_copy(update={"ranks": record.memory.ranks[:1], "peak_allocated_rank": 0})
+    return altered(record, fields={"offload": kept, "memory": one, "effective": {}}, **settings)
+
+
+@pytest.fixture
+def all_kinds(tmp_path, measured, emulated):
+    """A run with every kind of table."""
+    rows = [altered(measured, strategy=name) for name in ("z0", "z1", "z2")]
+    rows += [measured, emulated, failed(measured, ["the end"], strategy="ddp"), searched(measured, strategy="z2")]
+    rows += [offloaded(measured, name="z2-offload"), altered(measured, stack="deepspeed==0.17.5")]
+    folder = tmp_path / "kinds"
+    import_files([Path(__file__).parents[1] / "data" / "imports" / "all_results.json"], folder)
+    return make_run(folder, rows)
+
+
+def test_every_heading_of_a_column_is_defined(all_kinds):
+    text = page(all_kinds)
     tables = text[text.index('id="comparisons"') : text.index('id="plots"')]
     tables += text[text.index('id="rows"') : text.index('id="cells"')]
-    heads = {re.sub(r"\s+", " ", head) for head in re.findall(r'<th scope="col"[^>]*>([^<]+)', tables)}
-    defined = Parsed(text[text.index('id="definitions"') :]).texts
+    heads = set(re.findall(r'<th scope="col"[^>]*>([^<]+)', tables))
+    assert {"N", "fails at", "pinned", "collectives", "which is", "vs best", "paper", "from"} <= heads
     known = set(re.findall(r"<dt>([^<]+)", text[text.index('id="definitions"') :]))
     assert {re.sub(r"^vs (?!best).*", "vs z0", head) for head in heads} <= known
-    assert defined["dd"]
+
+
+def test_a_search_for_the_largest_batch_is_told(all_kinds):
+    text = page(all_kinds)
+    (row,) = (record for record in all_kinds.records if record.batch_search)
+    part = text[text.index(f'id="cell-{row.cell_id}-r0"') :]
+    part = part[: part.index("</details>")]
+    table = part[part.index("Search for the largest batch") :]
+    assert re.findall(r">(\w+)<td", table)[:1] == ["2"]
+    assert '<td class="t oom">oom' in table
 
 
 def test_a_run_of_imported_rows_alone_has_their_table_and_no_other_part(tmp_path):
