@@ -47,7 +47,7 @@ def _memory_order(records: Sequence[Record]) -> Found:
     rows = counted_rows(records)
     found = []
     for record in rows:
-        of = at_stages(record, rows, ("z0", "z2", "z3"), peak) if record.cell.strategy_name == "z3" else None
+        of = at_stages(record, rows, ("z0", "z2", "z3"), peak) if stage(record) == "z3" else None
         if of is None:
             continue
         z0, z2, z3 = of[1]

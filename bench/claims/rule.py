@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from bench.claims.claim import text
 from bench.claims.order import SAME, less, peak, sent
-from bench.claims.rows import STAGES, beside, counted_rows, evidence, groups
+from bench.claims.rows import STAGES, beside, counted_rows, evidence, groups, stage
 from bench.claims.separate import separated, where
 from bench.claims.speed import groups as timed_groups
 from bench.claims.verdict import Text
@@ -31,7 +31,7 @@ def _ratios(rows: Sequence[Record], high: str, low: str) -> Ratios:
     """Return rows of stage ``high`` with their peak and traffic over those of the row of stage ``low`` beside them."""
     found: Ratios = []
     for row in rows:
-        other = beside(row, rows, low) if row.cell.strategy_name == high else None
+        other = beside(row, rows, low) if stage(row) == high else None
         if other is None:
             continue
         memory, traffic = (peak(row), peak(other)), (sent(row), sent(other))
@@ -57,17 +57,20 @@ def _fits(rows: Sequence[Record]) -> list[Text]:
         cell = plain["z0"].cell
         at = cell.world_size, cell.gradient_accumulation_steps
         found[target.gpu_memory_bytes, cell.model_name][at] = fit[0] if fit else "-"
-    sentences = []
-    for (memory, model), lowest in sorted(found.items()):
-        shown = {language: _lowest(lowest, language) for language in ("en", "zh")}
-        sentences.append(
-            text(
-                f"First see what fits. Of {model}, into {memory / 2**30:g} GiB (emulated), the lowest stage that fits: "
-                f"{shown['en']}.",
-                f"先看放得下什么。{model} 在 {memory / 2**30:g} GiB 中（模拟）放得下的最低阶段：{shown['zh']}。",
-            )
+    by_memory: defaultdict[int, list[str]] = defaultdict(list)
+    for memory, model in sorted(found):
+        by_memory[memory].append(model)
+    return [
+        text(
+            f"First see what fits. The lowest stage that fits into {memory / 2**30:g} GiB (emulated): "
+            + "; ".join(f"{model}: {_lowest(found[memory, model], 'en')}" for model in models)
+            + ".",
+            f"先看放得下什么。{memory / 2**30:g} GiB 中（模拟）放得下的最低阶段："
+            + "；".join(f"{model}：{_lowest(found[memory, model], 'zh')}" for model in models)
+            + "。",
         )
-    return sentences
+        for memory, models in by_memory.items()
+    ]
 
 
 def _lowest(found: dict[tuple[int, int], str], language: str) -> str:
@@ -80,8 +83,7 @@ def _lowest(found: dict[tuple[int, int], str], language: str) -> str:
         else:
             for steps, low in by_steps.items():
                 at[low].append(f"N={size} GAS {steps}")
-    between = "; " if language == "en" else "；"
-    return between.join(f"{_named(low, language)} ({', '.join(sizes)})" for low, sizes in at.items())
+    return ", ".join(f"{_named(low, language)} ({', '.join(sizes)})" for low, sizes in at.items())
 
 
 def _named(low: str, language: str) -> str:

@@ -148,5 +148,6 @@ CLAIMS = (
         _NEEDS,
         _just_use_3,
         ("throughput",),
+        ("ZeRO-3",),
     ),
 )

@@ -55,5 +55,6 @@ EVIDENCE = text(
     "rank of N); speed needs rows of 2 or more GPUs in 3 or more launches. Invalid rows are never evidence; suspect "
     "rows are where their figures are not in doubt, and say so.",
     "证据：内存与通信可依据实测行（真实 rank）或模拟行（以 DeepSpeed 自身代码充当 N 个 rank 之一）；"
-    "速度需要 2 块及以上 GPU、3 次及以上启动的行。无效（invalid）行从不作为证据；存疑（suspect）行只在其数值不受质疑时采用，并予以注明。",
+    "速度需要 2 块及以上 GPU、3 次及以上启动的行。"
+    "无效（invalid）行从不作为证据；存疑（suspect）行只在其数值不受质疑时采用，并予以注明。",
 )
