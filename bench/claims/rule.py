@@ -1,12 +1,12 @@
 # ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """The rule for choosing a stage that the rows support: each sentence stands only where there are rows for it."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from bench.claims.claim import text
+from bench.claims.fits import lowest_that_fits
 from bench.claims.order import SAME, less, peak, sent
-from bench.claims.rows import STAGES, beside, counted_rows, evidence, groups, stage
+from bench.claims.rows import beside, counted_rows, evidence, stage
 from bench.claims.separate import separated, where
 from bench.claims.speed import groups as timed_groups
 from bench.claims.verdict import Text
@@ -19,7 +19,7 @@ def selection(records: Sequence[Record]) -> list[Text]:
     """Return the rule, a sentence at a time, in the order in which a person goes through it."""
     rows = counted_rows(records)
     return [
-        *_fits(rows),
+        *_fitting(rows),
         *_first_saving(rows),
         *_gradients(rows),
         *_parameters(rows),
@@ -46,50 +46,9 @@ def _span(values: Iterable[float], language: str) -> str:
     return low if low == high else f"{low} to {high}" if language == "en" else f"{low} 至 {high}"
 
 
-def _fits(rows: Sequence[Record]) -> list[Text]:
-    """The lowest stage that fits into the emulated GPU's memory, per model and number of GPUs."""
-    found: defaultdict[tuple[int, str], dict[tuple[int, int], str]] = defaultdict(dict)
-    for group in groups(row for row in rows if row.emulation is not None):
-        plain = {row.cell.strategy: row for row in group if row.cell.strategy_name in STAGES}
-        if plain.keys() != set(STAGES) or (target := plain["z0"].cell.emulation) is None:
-            continue
-        fit = [s for s in STAGES if (emulation := plain[s].emulation) is not None and emulation.fits]
-        cell = plain["z0"].cell
-        at = cell.world_size, cell.gradient_accumulation_steps
-        found[target.gpu_memory_bytes, cell.model_name][at] = fit[0] if fit else "-"
-    by_memory: defaultdict[int, list[str]] = defaultdict(list)
-    for memory, model in sorted(found):
-        by_memory[memory].append(model)
-    return [
-        text(
-            f"First see what fits. The lowest stage that fits into {memory / 2**30:g} GiB (emulated): "
-            + "; ".join(f"{model}: {_lowest(found[memory, model], 'en')}" for model in models)
-            + ".",
-            f"先看放得下什么。{memory / 2**30:g} GiB 中（模拟）放得下的最低阶段："
-            + "；".join(f"{model}：{_lowest(found[memory, model], 'zh')}" for model in models)
-            + "。",
-        )
-        for memory, models in by_memory.items()
-    ]
-
-
-def _lowest(found: dict[tuple[int, int], str], language: str) -> str:
-    """List the lowest stages with the numbers of GPUs; accumulation only where it makes a difference."""
-    at: defaultdict[str, list[str]] = defaultdict(list)
-    for size in sorted({size for size, _ in found}):
-        by_steps = {steps: low for (n, steps), low in sorted(found.items()) if n == size}
-        if len(set(by_steps.values())) == 1:
-            at[next(iter(by_steps.values()))].append(f"N={size}")
-        else:
-            for steps, low in by_steps.items():
-                at[low].append(f"N={size} GAS {steps}")
-    return ", ".join(f"{_named(low, language)} ({', '.join(sizes)})" for low, sizes in at.items())
-
-
-def _named(low: str, language: str) -> str:
-    if low == "-":
-        return "none" if language == "en" else "无"
-    return f"stage {low[1:]}" if language == "en" else f"阶段 {low[1:]}"
+def _fitting(rows: Sequence[Record]) -> list[Text]:
+    found = lowest_that_fits(rows)
+    return [text(f"First see what fits. {each['en']}", f"先看放得下什么。{each['zh']}") for each in found]
 
 
 def _first_saving(rows: Sequence[Record]) -> list[Text]:
