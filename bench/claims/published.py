@@ -103,8 +103,8 @@ def _led(kind: str, compared: list[tuple[Row, ...]], value: str) -> list[Text]:
         where = ", ".join(sources[low_stage, high_stage])
         found.append(
             text(
-                f"Published, same model, GPUs and batch: of {len(won)} comparisons {low_stage} was {said[0]} than "
-                f"{high_stage} in {better}, {said[1]} in {worse} (by more than 1 %) [{where}]",
+                f"Published, same model, GPUs and batch: {low_stage} was {said[0]} than {high_stage} in {better} of "
+                f"{len(won)}, {said[1]} in {worse} (by more than 1 %) [{where}]",
                 f"已发表、模型与 GPU 及批大小相同：{len(won)} 组比较中，{low_stage} 比 {high_stage} {said[2]}的"
                 f"有 {better} 组，{said[3]}的有 {worse} 组（相差超过 1%） [{where}]",
             )

@@ -138,5 +138,5 @@ def _values(key: str, values: tuple[Any, ...], language: str) -> str:
 
 def _number(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
