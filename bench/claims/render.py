@@ -108,5 +108,5 @@ def _claim(verdict: Verdict, language: str, marks: str) -> list[str]:
             "",
         ]
     if said := published(verdict, language):
-        parts += [f"{titles['published']}:", "", *(f"- {sentence}" for sentence in said), ""]
+        parts += [f"{titles['published'].capitalize()}:", "", *(f"- {sentence}" for sentence in said), ""]
     return parts

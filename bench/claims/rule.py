@@ -138,9 +138,10 @@ def _fastest(records: Sequence[Record]) -> list[Text]:
     if not timed:
         return [
             text(
-                "Of the stages that fit, which is fastest is not measured: there is no row of two or more GPUs. Time "
-                "those that fit, in three launches each, and take the fastest.",
-                "放得下的阶段中哪个最快尚未测得：还没有两块及以上 GPU 的行。请对放得下的阶段各启动三次计时，取最快者。",
+                "Which of the stages that fit is fastest is not measured: no rows have times of stages 0 to 3 on two or "
+                "more GPUs in three launches each. Time those that fit, and take the fastest.",
+                "放得下的阶段中哪个最快尚未测得：还没有阶段 0 至 3 在两块及以上 GPU 上各启动三次的耗时。"
+                "请对放得下的阶段计时，取最快者。",
             )
         ]
     sentences = []

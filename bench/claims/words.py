@@ -46,7 +46,7 @@ TITLES = {
     "en": {
         "table": "Verdicts",
         "rule": "How to choose a stage, as far as the rows go",
-        "published": "Published",
+        "published": "published",
     },
     "zh": {"table": "判定", "rule": "如何选择阶段：以现有数据为据的规则", "published": "已发表"},
 }
