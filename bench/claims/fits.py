@@ -11,29 +11,29 @@ from bench.record import Record
 
 
 def lowest_that_fits(rows: Sequence[Record]) -> list[Text]:
-    """The lowest stage that fits into the emulated GPU's memory, per model and number of GPUs."""
-    found: defaultdict[tuple[int, str], dict[tuple[int, int], str]] = defaultdict(dict)
+    """Return the lowest stage that fits into the emulated GPU's memory, per batch, model and number of GPUs."""
+    found: defaultdict[tuple[int, int, int], defaultdict[str, dict[tuple[int, int], str]]] = defaultdict(
+        lambda: defaultdict(dict)
+    )
     for group in groups(row for row in rows if row.emulation is not None):
         plain = {row.cell.strategy: row for row in group if row.cell.strategy_name in STAGES}
         if plain.keys() != set(STAGES) or (target := plain["z0"].cell.emulation) is None:
             continue
         fit = [s for s in STAGES if (emulation := plain[s].emulation) is not None and emulation.fits]
         cell = plain["z0"].cell
+        batch = target.gpu_memory_bytes, cell.train_micro_batch_size_per_gpu, cell.seq_length
         at = cell.world_size, cell.gradient_accumulation_steps
-        found[target.gpu_memory_bytes, cell.model_name][at] = fit[0] if fit else "-"
-    by_memory: defaultdict[int, list[str]] = defaultdict(list)
-    for memory, model in sorted(found):
-        by_memory[memory].append(model)
+        found[batch][cell.model_name][at] = fit[0] if fit else "-"
     return [
         text(
-            f"The lowest stage that fits into {memory / 2**30:g} GiB (emulated): "
-            + "; ".join(f"{model}: {_lowest(found[memory, model], 'en')}" for model in models)
+            f"The lowest stage that fits into {memory / 2**30:g} GiB (emulated, micro batch {micro}, seq {length}): "
+            + "; ".join(f"{model}: {_lowest(models[model], 'en')}" for model in sorted(models))
             + ".",
-            f"{memory / 2**30:g} GiB 中（模拟）放得下的最低阶段："
-            + "；".join(f"{model}：{_lowest(found[memory, model], 'zh')}" for model in models)
+            f"{memory / 2**30:g} GiB 中放得下的最低阶段（模拟，微批 {micro}，序列长度 {length}）："
+            + "；".join(f"{model}：{_lowest(models[model], 'zh')}" for model in sorted(models))
             + "。",
         )
-        for memory, models in by_memory.items()
+        for (memory, micro, length), models in sorted(found.items())
     ]
 
 

@@ -48,7 +48,10 @@ def _span(values: Iterable[float], language: str) -> str:
 
 def _fitting(rows: Sequence[Record]) -> list[Text]:
     found = lowest_that_fits(rows)
-    return [text(f"First see what fits. {each['en']}", f"先看放得下什么。{each['zh']}") for each in found]
+    if not found:
+        return []
+    en, zh = " ".join(each["en"] for each in found), "".join(each["zh"] for each in found)
+    return [text(f"First see what fits. {en}", f"先看放得下什么。{zh}")]
 
 
 def _first_saving(rows: Sequence[Record]) -> list[Text]:
@@ -138,8 +141,8 @@ def _fastest(records: Sequence[Record]) -> list[Text]:
     if not timed:
         return [
             text(
-                "Which of the stages that fit is fastest is not measured: no rows have times of stages 0 to 3 on two or "
-                "more GPUs in three launches each. Time those that fit, and take the fastest.",
+                "Which of the stages that fit is fastest is not measured: no rows have times of stages 0 to 3 on two "
+                "or more GPUs in three launches each. Time those that fit, and take the fastest.",
                 "放得下的阶段中哪个最快尚未测得：还没有阶段 0 至 3 在两块及以上 GPU 上各启动三次的耗时。"
                 "请对放得下的阶段计时，取最快者。",
             )
