@@ -38,6 +38,12 @@ def lines(verdict: Verdict, language: str) -> list[Line]:
     return found
 
 
+def _validity(validity: str, language: str) -> str:
+    """Return the word in ``language``, with the checks that a suspect row names behind it."""
+    word, _, checks = validity.partition(" ")
+    return " ".join(filter(None, (words.VALIDITY.get(word, {}).get(language, word), checks)))
+
+
 def variable(verdict: Verdict, language: str) -> str:
     """Return what a depending verdict depends on; nothing for the others."""
     return (verdict.variable if language == "en" else verdict.variable_zh) or ""

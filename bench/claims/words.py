@@ -33,6 +33,11 @@ PROVENANCE: dict[str, Text] = {
     "measured": text("measured", "实测"),
     "emulated": text("emulated", "模拟"),
 }
+VALIDITY: dict[str, Text] = {
+    "valid": text("valid", "有效"),
+    "suspect": text("suspect", "存疑"),
+    "unchecked": text("unchecked", "未检查"),
+}
 HEADER = {
     "en": ("id", "claim", "verdict", "variable", "because"),
     "zh": ("标识", "说法", "判定", "变量", "依据"),
