@@ -34,7 +34,10 @@ def lines(verdict: Verdict, language: str) -> list[Line]:
         together: dict[tuple[str, ...], list[str]] = {}
         for label, releases in by_label.items():
             together.setdefault(tuple(releases), []).append(label)
-        found += [Line(not against, labels, list(stacks), where, validity, says) for stacks, labels in together.items()]
+        found += [
+            Line(not against, labels, list(stacks), where, _validity(validity, language), says)
+            for stacks, labels in together.items()
+        ]
     return found
 
 
