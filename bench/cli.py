@@ -396,6 +396,42 @@ def report_command(
     report(folders, Wanted(format.value, by.value, rows and rows.value, output), _console())
 
 
+class ClaimsFormat(StrEnum):
+    """How the verdicts are written."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    json = "json"
+
+
+class Language(StrEnum):
+    """In which language."""
+
+    en = "en"
+    zh = "zh"
+
+
+@app.command("report claims")
+def claims_command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[RUN]...", help="Run folders; left out, that of scenarios/claims.yaml.", show_default=False
+        ),
+    ] = [],  # noqa: B006
+    results: ResultsOption = DEFAULT_RESULTS,
+    format: Annotated[ClaimsFormat, typer.Option(help="json: both languages, with all rows.")] = ClaimsFormat.terminal,
+    language: Annotated[Language, typer.Option(help="en: English, zh: Chinese.")] = Language.en,
+) -> None:
+    """Hold common sayings about ZeRO stages against rows: verdicts, the rows behind them, and a rule in their place.
+
+    Without RUN: the rows of 'zerostage run scenarios/claims.yaml', else those that the project keeps.
+    """
+    from bench.claims.show import show_claims
+
+    show_claims(runs, results, format.value, language.value, _console())
+
+
 @select_app.command("config")
 def config_command(
     cell: Annotated[str, typer.Argument(help="The row: its id or label.", show_default=False)],

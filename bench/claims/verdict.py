@@ -1,14 +1,21 @@
 """What records say of a claim."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Word = Literal["confirmed", "refuted", "depends-on", "not-yet-measured"]
+Kind = Literal["states", "memory", "traffic", "speed"]
+Text = dict[str, str]  # by language: en, zh
+LANGUAGES = ("en", "zh")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A row behind a verdict: ``says`` is what of it speaks for (or against) the claim, with its numbers."""
+    """A row behind a verdict: ``says`` is what of it speaks for (or against) the claim, with its numbers.
+
+    ``others`` are the ids of the rows that it was compared with, ``facts`` the settings by which rows that support a
+    claim are told from those that contradict it (bench.claims.separate).
+    """
 
     label: str
     cell_id: str
@@ -18,6 +25,9 @@ class Evidence:
     validity: str
     supports: bool
     says: str
+    says_zh: str = ""
+    others: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,11 @@ class Verdict:
 
     id: str
     word: Word
-    claim: dict[str, str]
-    because: dict[str, str]
+    claim: Text
+    because: Text
     variable: str | None = None
     evidence: list[Evidence] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
+    kind: Kind = "states"
+    variable_zh: str | None = None
+    published_zh: list[str] = field(default_factory=list)
