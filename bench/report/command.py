@@ -99,16 +99,14 @@ def _gathered(folders: Sequence[Path], by: str) -> Said:
 
 def _machine(folders: Sequence[Path], wanted: Wanted) -> bytes:
     form: files.Machine = "csv" if wanted.form == "csv" else "json" if wanted.form == "json" else "parquet"
-    if wanted.rows in (None, "cells"):
-        lines = _gathered(folders, "metric").lines
-        if lines is None:
-            raise StoreError(f"{folders[0]}: it holds imported rows alone, which are not compared; take --rows records")
-        return files.written(files.cells_of(lines), form)
     measured = [folder for folder in folders if (folder / "manifest.json").exists() or not read_imported(folder)]
+    rows_of = wanted.rows or ("cells" if measured else "records")
+    if rows_of != "records" and not measured:
+        raise StoreError(f"{folders[0]}: it holds imported rows alone, which are not compared; take --rows records")
+    if rows_of == "cells" and (lines := _gathered(folders, "metric").lines) is not None:
+        return files.written(files.cells_of(lines), form)
     data = together(measured) if measured else pd.DataFrame()
-    if wanted.rows == "metrics":
-        if not measured:
-            raise StoreError(f"{folders[0]}: it holds imported rows alone; take --rows records")
+    if rows_of == "metrics":
         return files.written(long(data), form)
     rows: list[ImportedRow] = [row for folder in folders for row in read_imported(folder)]
     parts = [part for part in (data, imported.frame(rows)) if len(part)]
