@@ -169,6 +169,13 @@ def test_a_failure_is_a_word_in_its_place(measured, emulated, status):
             assert f"Failed: z1: {status}." in drawn[kind].caption
 
 
+def test_a_model_of_which_nothing_ran_has_its_words(measured, emulated):
+    for record in (measured, emulated):
+        lost = [failed(record, strategy, 2, cell={"model": "llama-2-70b"}) for strategy in ("z0", "z3")]
+        axes = one([row(record, "z0", 2), *lost], "heatmap").draw().axes[0]
+        assert texts(axes).count("oom") == 2
+
+
 def test_a_cell_that_was_not_asked_for_is_no_hole(measured):
     records = [row(measured, "z0", 1), row(measured, "z0", 2), row(measured, "z1", 2)]
     assert "not run" in texts(one(records, "heatmap").draw().axes[0])

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from bench.cli import app
 from bench.errors import StoreError
 from bench.plots import plots, save, svg_text
 from bench.plots.show import show_plots
@@ -184,13 +186,14 @@ def test_a_folder_that_cannot_be_written_is_one_message(records, tmp_path):
         save(plots(records[:1]), tmp_path / "file")
 
 
-def test_the_command_draws_a_run_and_lists_what_it_drew(records, tmp_path, capsys):
+def test_the_command_draws_a_run_and_lists_what_it_drew(records, tmp_path):
     run = tmp_path / "run"
     record = records[2]
     write_record(run, record)
     a_manifest(run, record)
-    show_plots(run, tmp_path / "plots", Console(width=200))
-    shown = capsys.readouterr().out
+    done = CliRunner().invoke(app, ["report", str(run), "--plots", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    shown = done.stdout
     assert f"{tmp_path / 'plots' / 'memory-llama-tiny'}.svg, .png: Memory by component: llama-tiny" in shown
     assert (tmp_path / "plots" / "memory-llama-tiny.png").exists()
 
