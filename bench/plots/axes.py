@@ -90,7 +90,7 @@ class Bar:
 MARKS = {
     "paper": ("D", 5.5),
     "practice": ("|", 13),
-    "reserved": (">", 5.5),
+    "reserved": (">", 7),
 }
 
 

@@ -72,7 +72,8 @@ def _fastest(entries: Sequence[Entry]) -> dict[str, Square]:
             continue
         doubt = captions.doubt(entry, timed=True)
         framed = not doubt and speed == max(reliable)
-        found[entry.strategy] = Square(f"{speed:,.0f}{doubt}\n{speed / best:.0%}", speed / best, framed)
+        text = f"{'★ ' if framed else ''}{speed:,.0f}{doubt}\n{speed / best:.0%}"
+        found[entry.strategy] = Square(text, speed / best, framed)
     return found
 
 
@@ -124,7 +125,7 @@ def _plots(groups: Sequence[Group], *, timed: bool) -> list[Plot]:
         title = "The fastest that fits, by model and strategy"
         text = (
             "Measured, not emulated: tokens per second and GPU (on CPU: per rank), median over launches; below it and "
-            "as its shade the share of the row's highest; framed is the fastest that can be relied on. Compare along a "
+            "as its shade the share of the row's highest; ★ and a frame: the fastest that can be relied on. Compare along a "
             "row: rows differ in their settings."
         )
         few = min((len(entry.good) for entry in entries if entry.good), default=0)

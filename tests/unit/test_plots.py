@@ -293,7 +293,7 @@ def test_the_fastest_of_a_row_is_framed(measured):
     plot = one(records, "heatmap")
     (frame,) = [patch for patch in plot.draw().axes[0].patches if patch.get_gid() == "best"]
     assert round(frame.get_x()) == 1
-    assert "20\n100%" in texts(plot.draw().axes[0])
+    assert "★ 20\n100%" in texts(plot.draw().axes[0])
     assert "no ranking" in plot.caption
 
 
@@ -303,7 +303,7 @@ def test_what_cannot_be_relied_on_wins_nothing(measured):
     axes = one(records, "heatmap").draw().axes[0]
     (frame,) = [patch for patch in axes.patches if patch.get_gid() == "best"]
     assert round(frame.get_x()) == 0
-    assert {"10\n50%", "20?\n100%"} <= set(texts(axes))
+    assert {"★ 10\n50%", "20?\n100%"} <= set(texts(axes))
     (axes,) = one(records, "pareto").draw().axes
     (front,) = [line for line in axes.lines if line.get_gid() == "front"]
     assert list(front.get_ydata()) == [10]

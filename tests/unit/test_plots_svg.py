@@ -113,8 +113,10 @@ def test_text_takes_the_colour_and_the_font_of_the_page(shown):
         assert "currentColor" in text
         assert "DejaVu" not in text
         assert list(root.iter(f"{SVG}text")), plot.name
-        background = next(root.iter(f"{SVG}path"))
-        assert "fill: none" in background.attrib["style"]
+        assert root.attrib["fill"] == "currentColor"
+        height = root.attrib["viewBox"].split()[3]
+        background = [shape for shape in root.iter(f"{SVG}path") if shape.attrib["d"].startswith(f"M 0 {height} ")]
+        assert background == [], plot.name
 
 
 def test_it_is_an_image_with_a_name_and_a_description(shown):
