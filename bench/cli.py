@@ -376,18 +376,25 @@ def report_command(
     ] = False,
     traffic_summary: Annotated[bool, typer.Option("--traffic-summary", help="The same, one line per row.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="What holds each row's memory, and what should.")] = False,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw the run's plots into this folder, as SVG and PNG.", show_default=False)
+    ] = None,
 ) -> None:
     """Print the comparison tables of a run, or of several runs side by side, headed by what differs between them."""
     from bench.report.command import Wanted, report, show_memory, show_rerun, show_traffic
     from bench.runs import latest_run
 
     folders = runs or [latest_run(results)]
-    if rerun is not None or memory or traffic or traffic_summary:
+    if rerun is not None or memory or traffic or traffic_summary or plots is not None:
         if len(folders) > 1:
-            raise BenchError("--rerun, --traffic and --memory are of one run; name one")
+            raise BenchError("--rerun, --traffic, --memory and --plots are of one run; name one")
         console = None if format is Format.markdown else _console()
         if rerun is not None:
             show_rerun(folders[0], rerun)
+        elif plots is not None:
+            from bench.plots.show import show_plots
+
+            show_plots(folders[0], plots, _console())
         elif memory:
             show_memory(folders[0], console)
         else:
