@@ -9,8 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from bench.analysis.comparison import in_order
 from bench.analysis.frame import CONTROLS, frame
-from bench.analysis.tables import how_it_trains, in_order, params_text
+from bench.analysis.titles import plain as plain_lines
+from bench.analysis.titles import title
 from bench.largest import size_text
 from bench.record import Record
 from bench.stacks import INSTALLED
@@ -25,9 +27,13 @@ _LARGEST = [
 ]
 
 
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "�" for sign in text)
+
+
 def plain(text: str) -> str:
     """Return a name from outside as one short line of printable signs."""
-    shown = "".join(sign if sign.isprintable() else "�" for sign in text)
+    shown = _printable(text)
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
 
@@ -112,7 +118,7 @@ def _batch_key(rows: pd.DataFrame) -> str:
 def _words(name: str, value: Any) -> str:
     """Return one setting in the few words that tell a group from another."""
     if name == "activation_checkpointing":
-        return {False: "no checkpointing", True: "checkpointing"}.get(value, f"{value} checkpointing")
+        return {"none": "no checkpointing", "non-reentrant": "checkpointing"}.get(value, f"{value} checkpointing")
     if value is None or value != value:  # pandas has NaN for what is not there
         return ""
     if name == "finetuning":
@@ -143,21 +149,6 @@ def _told(values: dict[str, Any]) -> dict[str, str]:
     if words.pop("emulation"):
         words["placement"] = ""  # it is in the words before
     return words
-
-
-def _settings(values: dict[str, Any], part: pd.DataFrame, largest: bool) -> str:
-    batch, steps = (
-        "/".join(str(size) for size in sorted(part[name].unique()))
-        for name in ("train_batch_size", "gradient_accumulation_steps")
-    )
-    if largest:
-        budget = values["batch_budget_bytes"]
-        into = "the GPU's memory" if pd.isna(budget) else f"{size_text(budget)} per GPU"
-        sizes = [f"every strategy at its largest batch that fits into {into}", f"GAS {steps}"]
-    else:
-        sizes = [f"micro batch {values['train_micro_batch_size_per_gpu']}", f"GAS {steps}", f"global batch {batch}"]
-    parts = [f"{plain(values['model'])}{params_text(part)}", *sizes, f"seq {values['seq_length']}", values["dtype"]]
-    return ", ".join([*parts, f"{values['data']} data", *how_it_trains(values, part)])
 
 
 def _entries(records: Sequence[Record], largest: bool) -> list[Entry]:
@@ -212,7 +203,7 @@ def groups(records: Sequence[Record]) -> list[Group]:
         name = ", ".join([plain(str(values["model"])), *telling])
         name = _unlike(name, [group.name for group in found])
         entries = _entries([records[place] for place in part.index], largest)
-        found.append(Group(name, _settings(values, part, largest), entries, largest, key == "train_batch_size"))
+        found.append(Group(name, _printable(title(plain_lines(part))), entries, largest, key == "train_batch_size"))
     return found
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from bench.analysis.agreement import pairs
-from bench.analysis.tables import in_order
+from bench.analysis.comparison import in_order
 from bench.plots.axes import WIDTH_IN, legend, size
 from bench.plots.groups import plain, presentable
 from bench.plots.plot import Plot

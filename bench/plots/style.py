@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import matplotlib.style
 
-from bench.analysis.tables import in_order
+from bench.analysis.comparison import in_order
 from bench.record import Record
 
 # What svg_text turns into the colour of the page's text. It is also dark enough on white.

@@ -1,0 +1,82 @@
+"""Where the rows of a run come from, in sentences that stand above every figure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bench.record import Record
+from bench.runs import Run
+
+NO_MULTI_GPU = "No multi-GPU row has been measured here."
+
+
+def _count(number: int, kind: str) -> str:
+    return f"{number} {kind} row{'' if number == 1 else 's'}"
+
+
+def _span(records: Sequence[Record]) -> str:
+    times = sorted(record.launch.started_at for record in records if record.launch)
+    if not times:
+        return ""
+    first, last = (time[:16].replace("T", " ") for time in (times[0], times[-1]))
+    same_day = first[:10] == last[:10]
+    zone = " UTC" if times[0].endswith(("+00:00", "Z")) else ""
+    return first + ("" if first == last else f" to {last[11:] if same_day else last}") + zone
+
+
+def _places(records: Sequence[Record]) -> str:
+    places = [" ".join(filter(None, [r.device, r.device_name and f"({r.device_name})"])) for r in records]
+    return ", ".join(dict.fromkeys(places))
+
+
+def has_multi_gpu(records: Sequence[Record]) -> bool:
+    """Whether two or more real GPUs have trained together in one of ``records``."""
+    return any(
+        record.provenance == "measured"
+        and record.device == "cuda"
+        and record.cell.world_size > 1
+        and record.status == "completed"
+        for record in records
+    )
+
+
+def provenance(run: Run) -> list[str]:
+    """Return what a reader must know of the kinds of number on the page before reading one."""
+    measured = [record for record in run.records if record.provenance == "measured"]
+    emulated = [record for record in run.records if record.provenance == "emulated"]
+    said = []
+    if measured:
+        said.append(
+            f"{_count(len(measured), 'measured')}, on {_places(measured)}, {_span(measured)}.".replace(", .", ".")
+        )
+    if emulated:
+        said.append(
+            f"{_count(len(emulated), 'emulated')}: DeepSpeed's own code ran as one rank of N in one process, on "
+            "tensors without memory. Peak memory and traffic are that rank's; nothing was timed."
+        )
+    if run.imported:
+        said.append(
+            f"{_count(len(run.imported), 'imported')}: figures of other programs, as given, compared with none."
+        )
+    return [*said, *([] if has_multi_gpu(run.records) else [NO_MULTI_GPU])]
+
+
+def not_known(run: Run) -> list[str]:
+    """Return what the emulated rows of a run cannot know, in a sentence; none where there are no such rows."""
+    rows = [record.emulation.not_known for record in run.records if record.emulation]
+    said = list(dict.fromkeys(each for row in rows for each in row))
+    return [f"Emulated rows cannot know: {'; '.join(said)}."] if said else []
+
+
+def stack(run: Run) -> list[tuple[str, str]]:
+    """Return versions and machine of the run, flat, as its manifest keeps them."""
+    return [] if run.manifest is None else _flat(run.manifest["environment"], "")
+
+
+def _flat(value: Any, name: str) -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [pair for key, each in value.items() for pair in _flat(each, f"{name}.{key}".lstrip("."))]
+    if isinstance(value, list):
+        if any(isinstance(each, dict) for each in value):
+            return [pair for number, each in enumerate(value) for pair in _flat(each, f"{name}.{number}")]
+        return [(name, ", ".join(map(str, value)))] if value else []
+    return [] if value is None else [(name, f"{value:,}" if type(value) is int else str(value))]
