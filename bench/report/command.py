@@ -17,9 +17,9 @@ from bench.errors import BenchError, StoreError
 from bench.imports.row import ImportedRow
 from bench.loading import together
 from bench.report import files
-from bench.report.gather import Said, gather
+from bench.report.gather import SENTENCES_UP_TO, Said, gather, num_records
 from bench.report.terminal import print_said
-from bench.runs import read_measured, rerun_command
+from bench.runs import read_measured, read_run, rerun_command
 from bench.store import read_imported
 
 
@@ -132,7 +132,19 @@ def _put(content: bytes, output: Path | None) -> None:
 
 
 def _page(folder: Path, output: Path | None, console: Console) -> None:
-    raise NotImplementedError
+    """Write the page of a run; its path is printed.
+
+    Raises:
+        StoreError: the run has more rows than a page can hold, or the file cannot be written.
+    """
+    from bench.report.page import write_page  # with the plots, which take a second to import
+
+    if (count := num_records(folder)) > SENTENCES_UP_TO:
+        raise StoreError(f"{folder}: {count:,} rows are too many for a page; take --format csv, json or parquet")
+    path = output or folder / "report.html"
+    with console.status("drawing"):
+        write_page(read_run(folder), path)
+    console.print(f"{path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_tables(folder: Path, console: Console) -> None:
