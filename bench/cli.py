@@ -385,17 +385,16 @@ def report_command(
     from bench.runs import latest_run
 
     folders = runs or [latest_run(results)]
-    if plots is not None:
-        from bench.plots.show import show_plots
-
-        show_plots(folders[0], plots, _console())
-        return
-    if rerun is not None or memory or traffic or traffic_summary:
+    if rerun is not None or memory or traffic or traffic_summary or plots is not None:
         if len(folders) > 1:
-            raise BenchError("--rerun, --traffic and --memory are of one run; name one")
+            raise BenchError("--rerun, --traffic, --memory and --plots are of one run; name one")
         console = None if format is Format.markdown else _console()
         if rerun is not None:
             show_rerun(folders[0], rerun)
+        elif plots is not None:
+            from bench.plots.show import show_plots
+
+            show_plots(folders[0], plots, _console())
         elif memory:
             show_memory(folders[0], console)
         else:

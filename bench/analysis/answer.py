@@ -5,6 +5,7 @@ launch of the other. By memory and traffic, which repeat exactly, one launch is 
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import pandas as pd
 
@@ -36,24 +37,25 @@ class Answer:
 
 
 def answers(lines: pd.DataFrame) -> list[Answer]:
-    """Return the answers of a comparison, for each group of one global batch and each GPU count."""
+    """Return the answers of a comparison, for each group of one global batch, stack and GPU count."""
     found = []
     for group in groups(lines, SAME):
-        for n in sorted({line["world_size"] for line in group}):
-            at = [line for line in group if line["world_size"] == n]
+        counts = sorted({line["world_size"] for line in group})
+        for stack, n in product(dict.fromkeys(line["stack"] for line in group), counts):
+            at = [line for line in group if (line["stack"], line["world_size"]) == (stack, n)]
             if len(at) > 1:
                 found += [answer for answer in (_speed(at), _memory(at), _traffic(at)) if answer]
     return found
 
 
 def _name(line: Line) -> str:
-    return f"{line['strategy']} {line['variant']}".strip()
+    return str(line["strategy"])
 
 
 def _answer(lines: list[Line], by: str, **said: str | None) -> Answer:
     first = lines[0]
     return Answer(
-        group=first["group"],
+        group=first["group"] + (f", {first['stack']}" if first["requested_stack"] else ""),
         model=first["model"],
         world_size=int(first["world_size"]),
         provenance="/".join(dict.fromkeys(line["provenance"] for line in lines)),
@@ -128,7 +130,8 @@ def _least(lines: list[Line], by: str, column: str, verb: str) -> Answer | None:
     if not others:
         return _answer(lines, by, strategy=", ".join(map(_name, best)), why=f"{why}.{_left_out(lines)}")
     second = others[0]
-    margin = f"{1 - least / second[column]:.0%} less" if len(best) == 1 or least else ""
+    less = 1 - least / second[column]
+    margin = f"{less:.0%} less" if less >= 0.01 else f"{second[column] - least:,.0f} B less"
     why += f", {_name(second)} {mib(second[column])}.{_left_out(lines)}"
     return _answer(lines, by, strategy=", ".join(map(_name, best)), margin=margin, runner_up=_name(second), why=why)
 
@@ -145,10 +148,14 @@ def table(found: list[Answer]) -> list[Table]:
     """Return the answers as one table; none where there is none."""
     if not found:
         return []
-    shared = {answer.group for answer in found}
+    groups_of: dict[str, set[str]] = {}
+    for answer in found:
+        groups_of.setdefault(answer.model, set()).add(answer.group)
     rows = [
-        [answer.model, f"{answer.world_size}", answer.by, answer.strategy or "-", answer.margin, answer.why]
+        [
+            answer.model if len(groups_of[answer.model]) == 1 else answer.group,
+            *(f"{answer.world_size}", answer.by, answer.strategy or "-", answer.margin, answer.why),
+        ]
         for answer in found
     ]
-    title = "one global batch per GPU count" + ("" if len(shared) == 1 else "; groups in the order of the tables")
-    return [Table("Answers", title, ["model", "N", "by", "take", "margin", "why"], rows, wraps=True)]
+    return [Table("Answers", "at one global batch", ["rows", "N", "by", "take", "margin", "why"], rows, wraps=True)]

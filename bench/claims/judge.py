@@ -64,7 +64,7 @@ def _counted(evidence: Sequence[Evidence]) -> Text:
     }
     return text(
         f"{shown['en']} (DeepSpeed {', '.join(stacks)})",
-        f"{shown['zh']}(DeepSpeed {'、'.join(stacks)})",
+        f"{shown['zh']}（DeepSpeed {'、'.join(stacks)}）",
     )
 
 
@@ -93,6 +93,7 @@ def _of_rows(evidence: Sequence[Evidence], leaves: list[separate.Leaf] | None) -
         zh += f"成立条件：{separate.where(leaves, True, 'zh')}；不成立条件：{separate.where(leaves, False, 'zh')}。"
     for rows, what in ((support, ("For", "支持")), (against, ("Against", "反对"))):
         if rows:
-            en += f" {what[0]}: {rows[0].label}, {rows[0].stack}: {rows[0].says}."
-            zh += f"{what[1]}:{rows[0].label},{rows[0].stack}:{rows[0].says_zh}。"
+            one = min(rows, key=lambda row: row.provenance != "measured")
+            en += f" {what[0]}: {one.label}, {one.stack}: {one.says}."
+            zh += f"{what[1]}：{one.label}，{one.stack}：{one.says_zh}。"
     return text(en, zh)

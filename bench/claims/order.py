@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from bench.analysis.units import mib
 from bench.claims.claim import Claim, Found, text
+from bench.claims.held import held
 from bench.claims.rows import beside, counted_rows, evidence, name, stage
 from bench.claims.verdict import Text
 from bench.record import Record
@@ -47,7 +48,7 @@ def _memory_order(records: Sequence[Record]) -> Found:
     rows = counted_rows(records)
     found = []
     for record in rows:
-        of = at_stages(record, rows, ("z0", "z2", "z3"), peak) if record.cell.strategy_name == "z3" else None
+        of = at_stages(record, rows, ("z0", "z2", "z3"), peak) if stage(record) == "z3" else None
         if of is None:
             continue
         z0, z2, z3 = of[1]
@@ -59,7 +60,7 @@ def _memory_order(records: Sequence[Record]) -> Found:
 
 def _plain_data_parallel(rows: Sequence[Record]) -> list[Text]:
     """Whether stage 0 saves anything against torch DDP, which the claim also has."""
-    ratios = []
+    ratios, whole = [], 0
     for record in rows:
         ddp = [
             row for row in rows if row.cell.strategy == "ddp" and _as_ddp(row) == _as_ddp(record)
@@ -67,15 +68,16 @@ def _plain_data_parallel(rows: Sequence[Record]) -> list[Text]:
         here, there = peak(record), peak(ddp[0]) if ddp else None
         if stage(record) == "z0" and here and there:
             ratios.append(here / there)
+            whole += held(record, "parameters") == held(record, "optimizer states") == "whole"
     if not ratios:
         return []
     saves, least, most = sum(less(ratio, 1.0) for ratio in ratios), min(ratios), max(ratios)
     return [
         text(
             f"Stage 0 against torch DDP: {saves} of {len(ratios)} rows hold less, {least:.2f} to {most:.2f} times its "
-            "peak.",
+            f"peak, with all parameters and optimizer states whole in {whole} of them.",
             f"阶段 0 与 torch DDP 相比：{len(ratios)} 行中有 {saves} 行占用更少；"
-            f"峰值为其 {least:.2f} 至 {most:.2f} 倍。",
+            f"峰值为其 {least:.2f} 至 {most:.2f} 倍；其中 {whole} 行的参数与优化器状态均为完整。",
         )
     ]
 

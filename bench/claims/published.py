@@ -17,6 +17,7 @@ from bench.claims.claim import text
 from bench.claims.verdict import Text
 
 _ALIKE = ("source", "locator", "date", "model", "gpu", "n_gpus", "precision", "seq_len", "micro_bs", "gas")
+SAME = 0.01
 Row = dict[str, str]
 
 
@@ -63,7 +64,7 @@ def _sentence(rows: tuple[Row, ...], value: str, unit: str) -> Text | None:
     first = rows[0]
     return text(
         f"{_setting(first, 'en')}: {given}{clock[0]} {_source(first)}",
-        f"{_setting(first, 'zh')}:{given}{clock[1]} {_source(first)}",
+        f"{_setting(first, 'zh')}：{given}{clock[1]} {_source(first)}",
     )
 
 
@@ -80,28 +81,32 @@ def sentences(kinds: Iterable[str], stages: Iterable[str] = ()) -> list[Text]:
         value, unit = _COLUMNS[kind]
         wanted = [rows for rows in groups() if set(stages) <= {row["stage"] for row in rows}]
         compared = [(rows, said) for rows in wanted if (said := _sentence(rows, value, unit)) is not None]
-        found += _led(kind, [rows for rows, _ in compared], value) + [said for _, said in compared]
+        found += _led(kind, [rows for rows, _ in compared], value, set(stages)) + [said for _, said in compared]
     return found
 
 
-def _led(kind: str, compared: list[tuple[Row, ...]], value: str) -> list[Text]:
-    """Count, for each pair of stages, in how many comparisons the lower one had the better figure."""
-    wins: defaultdict[tuple[str, str], list[bool]] = defaultdict(list)
+def _led(kind: str, compared: list[tuple[Row, ...]], value: str, among: set[str]) -> list[Text]:
+    """Count, for each pair of stages with all of ``among``, in how many comparisons which had the better figure."""
+    wins: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     sources: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     for rows in compared:
         for low, high in combinations(rows, 2):
             here, there = _figure(low, value), _figure(high, value)
-            if here is not None and there is not None:
-                pair = (low["stage"], high["stage"])
-                wins[pair].append(here > there if kind == "throughput" else here < there)
+            pair = (low["stage"], high["stage"])
+            if here is not None and there is not None and among <= set(pair):
+                wins[pair].append(here / there if kind == "throughput" else there / here)
                 sources[pair][low["source"]] = None
-    said = {"throughput": ("faster", "更快"), "memory": ("smaller in memory", "内存更小")}[kind]
-    return [
-        text(
-            f"Published, same model, GPUs and batch: {low} was {said[0]} than {high} in {sum(won)} of {len(won)} "
-            f"comparisons [{', '.join(sources[low, high])}]",
-            f"已发表、模型与 GPU 及批大小相同：{len(won)} 组比较中有 {sum(won)} 组里 {low} 比 {high} {said[1]} "
-            f"[{', '.join(sources[low, high])}]",
+    said = {"throughput": ("faster", "slower", "更快", "更慢"), "memory": ("smaller", "larger", "更小", "更大")}[kind]
+    found = []
+    for (low_stage, high_stage), won in sorted(wins.items()):
+        better, worse = sum(ratio > 1 + SAME for ratio in won), sum(ratio < 1 - SAME for ratio in won)
+        where = ", ".join(sources[low_stage, high_stage])
+        found.append(
+            text(
+                f"On the same model, GPUs and batch {low_stage} was {said[0]} than {high_stage} in {better} of "
+                f"{len(won)}, {said[1]} in {worse} (by more than 1 %) [{where}]",
+                f"模型、GPU 与批大小相同的 {len(won)} 组比较中，{low_stage} 比 {high_stage} {said[2]}的"
+                f"有 {better} 组，{said[3]}的有 {worse} 组（相差超过 1%） [{where}]",
+            )
         )
-        for (low, high), won in sorted(wins.items())
-    ]
+    return found

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.claims import words
-from bench.claims.verdict import Evidence, Text, Verdict
+from bench.claims.verdict import Text, Verdict
 
 
 @dataclass(frozen=True)
 class Line:
-    """Rows that say the same: ``rows`` are their names."""
+    """Rows that say the same, under the same releases: ``rows`` are their labels."""
 
     supports: bool
     rows: list[str]
@@ -22,22 +22,29 @@ class Line:
 
 
 def lines(verdict: Verdict, language: str) -> list[Line]:
-    """Return the evidence, rows of one kind that say the same in one line."""
-    found: dict[tuple[bool, str, str, str], list[Evidence]] = {}
+    """Return the evidence, rows of one kind that say the same in one line; those that support the claim first."""
+    alike: dict[tuple[bool, str, str, str], dict[str, list[str]]] = {}
     for row in verdict.evidence:
         says = row.says if language == "en" else row.says_zh
-        found.setdefault((row.supports, row.provenance, row.validity, says), []).append(row)
-    return [
-        Line(
-            supports,
-            list(dict.fromkeys(row.label for row in rows)),
-            list(dict.fromkeys(row.stack for row in rows)),
-            words.PROVENANCE.get(provenance, {}).get(language, provenance),
-            validity,
-            says,
-        )
-        for (supports, provenance, validity, says), rows in sorted(found.items(), key=lambda item: not item[0][0])
-    ]
+        stacks = alike.setdefault((not row.supports, row.provenance, row.validity, says), {})
+        stacks.setdefault(row.label, []).append(row.stack)
+    found = []
+    for (against, provenance, validity, says), by_label in sorted(alike.items(), key=lambda item: item[0][0]):
+        where = words.PROVENANCE.get(provenance, {}).get(language, provenance)
+        together: dict[tuple[str, ...], list[str]] = {}
+        for label, releases in by_label.items():
+            together.setdefault(tuple(releases), []).append(label)
+        found += [
+            Line(not against, labels, list(stacks), where, _validity(validity, language), says)
+            for stacks, labels in together.items()
+        ]
+    return found
+
+
+def _validity(validity: str, language: str) -> str:
+    """Return the word in ``language``, with the checks that a suspect row names behind it."""
+    word, _, checks = validity.partition(" ")
+    return " ".join(filter(None, (words.VALIDITY.get(word, {}).get(language, word), checks)))
 
 
 def variable(verdict: Verdict, language: str) -> str:
@@ -110,5 +117,5 @@ def _claim(verdict: Verdict, language: str, marks: str) -> list[str]:
             "",
         ]
     if said := published(verdict, language):
-        parts += [f"{titles['published']}:", "", *(f"- {sentence}" for sentence in said), ""]
+        parts += [f"{titles['published'].capitalize()}:", "", *(f"- {sentence}" for sentence in said), ""]
     return parts

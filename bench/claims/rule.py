@@ -1,12 +1,12 @@
 # ruff: noqa: RUF001  (Chinese has punctuation of its own)
 """The rule for choosing a stage that the rows support: each sentence stands only where there are rows for it."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from bench.claims.claim import text
+from bench.claims.fits import lowest_that_fits
 from bench.claims.order import SAME, less, peak, sent
-from bench.claims.rows import STAGES, beside, counted_rows, evidence, groups
+from bench.claims.rows import beside, counted_rows, evidence, stage
 from bench.claims.separate import separated, where
 from bench.claims.speed import groups as timed_groups
 from bench.claims.verdict import Text
@@ -19,7 +19,7 @@ def selection(records: Sequence[Record]) -> list[Text]:
     """Return the rule, a sentence at a time, in the order in which a person goes through it."""
     rows = counted_rows(records)
     return [
-        *_fits(rows),
+        *_fitting(rows),
         *_first_saving(rows),
         *_gradients(rows),
         *_parameters(rows),
@@ -31,7 +31,7 @@ def _ratios(rows: Sequence[Record], high: str, low: str) -> Ratios:
     """Return rows of stage ``high`` with their peak and traffic over those of the row of stage ``low`` beside them."""
     found: Ratios = []
     for row in rows:
-        other = beside(row, rows, low) if row.cell.strategy_name == high else None
+        other = beside(row, rows, low) if stage(row) == high else None
         if other is None:
             continue
         memory, traffic = (peak(row), peak(other)), (sent(row), sent(other))
@@ -46,48 +46,12 @@ def _span(values: Iterable[float], language: str) -> str:
     return low if low == high else f"{low} to {high}" if language == "en" else f"{low} 至 {high}"
 
 
-def _fits(rows: Sequence[Record]) -> list[Text]:
-    """The lowest stage that fits into the emulated GPU's memory, per model and number of GPUs."""
-    found: defaultdict[tuple[int, str], dict[tuple[int, int], str]] = defaultdict(dict)
-    for group in groups(row for row in rows if row.emulation is not None):
-        plain = {row.cell.strategy: row for row in group if row.cell.strategy_name in STAGES}
-        if plain.keys() != set(STAGES) or (target := plain["z0"].cell.emulation) is None:
-            continue
-        fit = [s for s in STAGES if (emulation := plain[s].emulation) is not None and emulation.fits]
-        cell = plain["z0"].cell
-        at = cell.world_size, cell.gradient_accumulation_steps
-        found[target.gpu_memory_bytes, cell.model_name][at] = fit[0] if fit else "-"
-    sentences = []
-    for (memory, model), lowest in sorted(found.items()):
-        shown = {language: _lowest(lowest, language) for language in ("en", "zh")}
-        sentences.append(
-            text(
-                f"First see what fits. Of {model}, into {memory / 2**30:g} GiB (emulated), the lowest stage that fits: "
-                f"{shown['en']}.",
-                f"先看放得下什么。{model} 在 {memory / 2**30:g} GiB 中（模拟）放得下的最低阶段：{shown['zh']}。",
-            )
-        )
-    return sentences
-
-
-def _lowest(found: dict[tuple[int, int], str], language: str) -> str:
-    """List the lowest stages with the numbers of GPUs; accumulation only where it makes a difference."""
-    at: defaultdict[str, list[str]] = defaultdict(list)
-    for size in sorted({size for size, _ in found}):
-        by_steps = {steps: low for (n, steps), low in sorted(found.items()) if n == size}
-        if len(set(by_steps.values())) == 1:
-            at[next(iter(by_steps.values()))].append(f"N={size}")
-        else:
-            for steps, low in by_steps.items():
-                at[low].append(f"N={size} GAS {steps}")
-    between = "; " if language == "en" else "；"
-    return between.join(f"{_named(low, language)} ({', '.join(sizes)})" for low, sizes in at.items())
-
-
-def _named(low: str, language: str) -> str:
-    if low == "-":
-        return "none" if language == "en" else "无"
-    return f"stage {low[1:]}" if language == "en" else f"阶段 {low[1:]}"
+def _fitting(rows: Sequence[Record]) -> list[Text]:
+    found = lowest_that_fits(rows)
+    if not found:
+        return []
+    en, zh = " ".join(each["en"] for each in found), "".join(each["zh"] for each in found)
+    return [text(f"First see what fits. {en}", f"先看放得下什么。{zh}")]
 
 
 def _first_saving(rows: Sequence[Record]) -> list[Text]:
@@ -177,9 +141,10 @@ def _fastest(records: Sequence[Record]) -> list[Text]:
     if not timed:
         return [
             text(
-                "Of the stages that fit, which is fastest is not measured: there is no row of two or more GPUs. Time "
-                "those that fit, in three launches each, and take the fastest.",
-                "放得下的阶段中哪个最快尚未测得：还没有两块及以上 GPU 的行。请对放得下的阶段各启动三次计时，取最快者。",
+                "Which of the stages that fit is fastest is not measured: no rows have times of stages 0 to 3 on two "
+                "or more GPUs in three launches each. Time those that fit, and take the fastest.",
+                "放得下的阶段中哪个最快尚未测得：还没有阶段 0 至 3 在两块及以上 GPU 上各启动三次的耗时。"
+                "请对放得下的阶段计时，取最快者。",
             )
         ]
     sentences = []

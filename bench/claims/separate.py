@@ -31,6 +31,8 @@ NAMES: dict[str, Text] = {
     },
 }
 MOST_SETTINGS = 3
+# A value of a setting, its rows, and what they say: None where they disagree.
+Branch = tuple[Any, list[Evidence], bool | None]
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,33 @@ def _grow(
         kinds = {row.supports for row in inside}
         branches.append((value, inside, kinds.pop() if len(kinds) == 1 else None))
     leaves: list[Leaf] = []
-    # Values of one kind that lie beside each other are one branch, and all that stay mixed are looked at together:
-    # a setting that matters less is not asked anew for each of them.
     for kind, members in groupby(_ordered(branches), key=lambda branch: branch[2]):
+        # Values of one kind that lie beside each other are one branch. Those that stay mixed are, if the rest of the
+        # settings then needs fewer leaves.
         together = list(members)
-        values = tuple(value for value, *_ in together)
-        inside = [row for _, found, _ in together for row in found]
-        grown = _grow(inside, order[1:], (*above, (key, values)))
-        if grown is None:
+        apart = [[branch] for branch in together] if kind is None else []
+        grown = [found for parts in ([together], apart) if (found := _grown(parts, key, order[1:], above))]
+        if not grown:
             return None
-        leaves += [Leaf(kind, (*above, (key, values)))] if kind is not None else grown
+        fewest: list[Leaf] = min(grown, key=len)
+        leaves += fewest
     return leaves
 
 
-def _ordered(branches: list[tuple[Any, list[Evidence], bool | None]]) -> list[tuple[Any, list[Evidence], bool | None]]:
+def _grown(
+    parts: list[list[Branch]], key: str, order: tuple[str, ...], above: tuple[tuple[str, tuple[Any, ...]], ...]
+) -> list[Leaf] | None:
+    leaves: list[Leaf] = []
+    for branches in parts:
+        values = tuple(value for value, *_ in branches)
+        found = _grow([row for _, rows, _ in branches for row in rows], order, (*above, (key, values)))
+        if found is None:
+            return None
+        leaves += found
+    return leaves
+
+
+def _ordered(branches: list[Branch]) -> list[Branch]:
     numeric = all(isinstance(value, int | float) for value, *_ in branches)
     return branches if numeric else sorted(branches, key=lambda branch: str(branch[2]))
 
@@ -99,7 +114,7 @@ def where(leaves: list[Leaf], supports: bool, language: str) -> str:
     for leaf in leaves:
         if leaf.supports == supports:
             parts = [f"{_SHORT[key][language]} {_values(key, values, language)}" for key, values in leaf.conditions]
-            found.append((" and " if language == "en" else "且").join(parts))
+            found.append((" and " if language == "en" else " 且 ").join(parts))
     return ("; " if language == "en" else "；").join(found)
 
 
@@ -123,5 +138,5 @@ def _values(key: str, values: tuple[Any, ...], language: str) -> str:
 
 def _number(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.3g}"
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

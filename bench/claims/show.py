@@ -77,7 +77,7 @@ def _terminal(found: Sequence[Verdict], rule: Sequence[Text], language: str, con
             said = f"  {side}: {rows} ({stacks}; {line.provenance}, {line.validity}): {line.says}"
             console.print(said, highlight=False)
         for sentence in render.published(verdict, language):
-            console.print(f"  {sentence}", highlight=False)
+            console.print(f"  {words.TITLES[language]['published']}: {sentence}", highlight=False)
     console.print(f"\n{words.TITLES[language]['rule']}", style="bold", highlight=False)
     for number, step in enumerate(rule, start=1):
         console.print(f"{number}. {step[language]}", highlight=False)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.claims.claim import Claim, Found, text
-from bench.claims.rows import STAGES, alike, doubts, evidence, settings, stage
+from bench.claims.fits import lowest_that_fits
+from bench.claims.rows import STAGES, alike, counted_rows, doubts, evidence, settings, stage
 from bench.claims.verdict import Evidence, Text
 from bench.record import Record
 
@@ -86,7 +87,7 @@ def _fits_rule(records: Sequence[Record]) -> Found:
             open_ += 1
             continue
         found.append(_choice(group, best <= wanted))
-    return Found(found, _not_separated(open_))
+    return Found(found, _not_separated(open_) + lowest_that_fits(counted_rows(records)))
 
 
 def _just_use_3(records: Sequence[Record]) -> Found:
@@ -148,5 +149,6 @@ CLAIMS = (
         _NEEDS,
         _just_use_3,
         ("throughput",),
+        ("ZeRO-3",),
     ),
 )

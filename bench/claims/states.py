@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from bench.claims.claim import Claim, Found, text
 from bench.claims.held import WORDS, held, listed, share, shared_states
-from bench.claims.rows import STAGES, beside, evidence, held_rows, name, stage
+from bench.claims.rows import beside, evidence, held_rows, name, stage
 from bench.claims.verdict import Evidence, Text
 from bench.record import Record
 
@@ -50,9 +50,9 @@ def _gradients_with_states(records: Sequence[Record]) -> Found:
         part = {state: share(record, state) or 0.0 for state in ("optimizer states", "gradients")}
         says = text(
             f"a rank of {record.cell.world_size} holds {part['optimizer states']:.0%} of the optimizer states and "
-            f"{part['gradients']:.0%} of the gradients",
+            f"{part['gradients']:.0%} of the gradients, in bytes of {record.cell.dtype}",
             f"{record.cell.world_size} 个 rank 中每个持有 {part['optimizer states']:.0%} 的优化器状态、"
-            f"{part['gradients']:.0%} 的梯度",
+            f"{part['gradients']:.0%} 的梯度（按 {record.cell.dtype} 的字节计）",
         )
         found.append(evidence(record, gradients == "shared", says))
     return Found(found)
@@ -98,7 +98,7 @@ def _shards_only(wanted_stage: str, states: frozenset[str]) -> Callable[[Sequenc
 
 
 def _no_stage_1(records: Sequence[Record]) -> Found:
-    """Asked for stage 1, DeepSpeed would refuse, or run another stage."""
+    """Asked for stage 1, DeepSpeed would refuse, run another stage, or shard nothing."""
     found: list[Evidence] = []
     for record in records:
         if stage(record) == "z1" and record.status == "config_error":
@@ -109,16 +109,16 @@ def _no_stage_1(records: Sequence[Record]) -> Found:
         runs = record.effective.get("zero_stage")
         if stage(record) != "z1" or runs is None:
             continue
-        others = [other for wanted in STAGES if wanted != "z1" and (other := beside(record, rows, wanted))]
+        others = [other for wanted in ("z2", "z3") if (other := beside(record, rows, wanted))]
         same = [name(o) for o in others if (own := shared_states(o)) is not None and own == shared_states(record)]
         shards = shared_states(record)
         what = ("", "") if shards is None else (f", shards {listed(shards, 'en')}", f"，切分：{listed(shards, 'zh')}")
         if same:
             what = (what[0] + f", as {', '.join(same)}", what[1] + f"，与 {'、'.join(same)} 相同")
         elif shards is not None and others:
-            what = (what[0] + ", which no other stage beside it does", what[1] + "，与同设置的其他阶段都不同")
+            what = (what[0] + ", unlike the stages above it", what[1] + "，与同设置的更高阶段不同")
         says = text(f"the engine runs stage {runs}{what[0]}", f"引擎运行的是阶段 {runs}{what[1]}")
-        found.append(evidence(record, runs != 1 or bool(same), says, others))
+        found.append(evidence(record, runs != 1 or bool(same) or shards == frozenset(), says, others))
     return Found(found)
 
 
@@ -196,8 +196,8 @@ STAGE_1 = (
         "no-stage1",
         "states",
         text(
-            "There is no stage 1: asked for it, DeepSpeed refuses or does what another stage does.",
-            "不存在阶段 1：若设为 1，DeepSpeed 会拒绝，或与另一阶段的做法相同。",
+            "There is no stage 1: asked for it, DeepSpeed refuses, shards nothing, or does what a higher stage does.",
+            "不存在阶段 1：若设为 1，DeepSpeed 会拒绝、不切分任何状态，或与更高阶段的做法相同。",
         ),
         _needs(_TWO_RANKS, "z1", "z1"),
         _no_stage_1,

@@ -54,10 +54,10 @@ def _look(records: Sequence[Record]) -> Found:
         part, point = most
         when, again = _MOMENTS[point], gathered_in_backward(record)
         says = text(
-            f"at most {part:.0%} of {record.num_params:,} parameters whole on a rank, {when['en']}; "
-            f"{again:.0%} gathered again in backward",
-            f"一个 rank 上完整的参数最多占 {record.num_params:,} 个中的 {part:.0%}（{when['zh']}）；"
-            f"反向中重新聚合 {again:.0%}",
+            f"at most {part:.0%} of {record.num_params:,} parameters gathered on a rank, {when['en']}; "
+            f"each backward gathers {again:.0%}",
+            f"一个 rank 上聚合的参数最多为 {record.num_params:,} 个中的 {part:.0%}（{when['zh']}）；"
+            f"每次反向聚合 {again:.0%}",
         )
         found.append(evidence(record, part < 0.99, says))
     return Found(found)

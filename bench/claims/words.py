@@ -33,6 +33,11 @@ PROVENANCE: dict[str, Text] = {
     "measured": text("measured", "实测"),
     "emulated": text("emulated", "模拟"),
 }
+VALIDITY: dict[str, Text] = {
+    "valid": text("valid", "有效"),
+    "suspect": text("suspect", "存疑"),
+    "unchecked": text("unchecked", "未检查"),
+}
 HEADER = {
     "en": ("id", "claim", "verdict", "variable", "because"),
     "zh": ("标识", "说法", "判定", "变量", "依据"),
@@ -46,7 +51,7 @@ TITLES = {
     "en": {
         "table": "Verdicts",
         "rule": "How to choose a stage, as far as the rows go",
-        "published": "Published",
+        "published": "published",
     },
     "zh": {"table": "判定", "rule": "如何选择阶段：以现有数据为据的规则", "published": "已发表"},
 }
@@ -55,5 +60,6 @@ EVIDENCE = text(
     "rank of N); speed needs rows of 2 or more GPUs in 3 or more launches. Invalid rows are never evidence; suspect "
     "rows are where their figures are not in doubt, and say so.",
     "证据：内存与通信可依据实测行（真实 rank）或模拟行（以 DeepSpeed 自身代码充当 N 个 rank 之一）；"
-    "速度需要 2 块及以上 GPU、3 次及以上启动的行。无效（invalid）行从不作为证据；存疑（suspect）行只在其数值不受质疑时采用，并予以注明。",
+    "速度需要 2 块及以上 GPU、3 次及以上启动的行。"
+    "无效（invalid）行从不作为证据；存疑（suspect）行只在其数值不受质疑时采用，并予以注明。",
 )

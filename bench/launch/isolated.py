@@ -97,9 +97,13 @@ def _shared_folders() -> list[str]:
     return [folder for folder in folders if Path(folder).is_dir()]
 
 
-def _call(*argv: str | Path, lock: int) -> None:
+def _call(*argv: str | Path, target: Path, lock: int) -> None:
+    """Run a command in ``target``, a folder of ours, without PYTHONSAFEPATH, which keeps a setup.py from importing what
+    lies beside it (DeepSpeed's ``op_builder`` does).
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     # The lock is handed down: it is held for as long as pip lives, should this process be killed alone.
-    done = subprocess.run([str(part) for part in argv], pass_fds=(lock,), check=False)
+    done = subprocess.run([str(part) for part in argv], cwd=target, env=env, pass_fds=(lock,), check=False)
     if done.returncode:
         sys.exit(done.returncode)
 
@@ -114,8 +118,9 @@ def _versions(interpreter: Path, names: list[str]) -> dict[str, str]:
 
 def _build(target: Path, requirements: list[str], lock: int) -> None:
     shutil.rmtree(target, ignore_errors=True)  # what a killed build has left
+    target.mkdir(parents=True)
     interpreter = target / "bin" / "python"
-    _call(sys.executable, "-m", "venv", target, lock=lock)
+    _call(sys.executable, "-m", "venv", target, target=target, lock=lock)
     (packages,) = (target / "lib").glob("python*/site-packages")
     # addsitedir and not the bare path: it also reads the .pth files in there, those of editable installs.
     shared = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _shared_folders())
@@ -125,10 +130,10 @@ def _build(target: Path, requirements: list[str], lock: int) -> None:
     install = (interpreter, "-m", "pip", "install", "--constraint", pinned)
     # deepspeed is published as source only; it is built here and not in a pip sandbox, which would download a torch.
     # DeepSpeed's setup.py imports from its own folder, which newer releases do not look in (84.2 fails).
-    _call(*install, "setuptools>=70.1,<81", "wheel", lock=lock)
+    _call(*install, "setuptools>=70.1,<81", "wheel", target=target, lock=lock)
     # In here even where the same release is shared, which may be another tomorrow; then what it needs and is not there.
-    _call(*install, "--no-build-isolation", "--no-deps", "--ignore-installed", *requirements, lock=lock)
-    _call(*install, *requirements, lock=lock)
+    _call(*install, "--no-build-isolation", "--no-deps", "--ignore-installed", *requirements, target=target, lock=lock)
+    _call(*install, *requirements, target=target, lock=lock)
     wanted = releases(" ".join(requirements)) | {"torch": str(_torch())}
     found = _versions(interpreter, list(wanted))
     if not all(is_release(found[name], version) for name, version in wanted.items()):

@@ -26,9 +26,9 @@ def unit_of(highest: float) -> tuple[int, str]:
     return 1, "B"
 
 
-def size(value: float, highest: float | None = None) -> str:
-    """Write bytes with three digits, in the unit of ``highest``."""
-    scale, name = unit_of(value if highest is None else highest)
+def size(value: float) -> str:
+    """Write bytes with three digits."""
+    scale, name = unit_of(value)
     number = value / scale
     return f"{number:,.{0 if number >= 99.95 else 1 if number >= 9.995 else 2}f} {name}"
 
@@ -90,7 +90,7 @@ class Bar:
 MARKS = {
     "paper": ("D", 5.5),
     "practice": ("|", 13),
-    "reserved": (">", 5.5),
+    "reserved": (">", 7),
 }
 
 

@@ -11,10 +11,11 @@ import pandas as pd
 
 from bench.analysis.comparison import in_order
 from bench.analysis.frame import CONTROLS, frame
-from bench.analysis.stacks import stack_names
+from bench.analysis.titles import plain as plain_lines
+from bench.analysis.titles import title
 from bench.largest import size_text
-from bench.plots.settings import how_it_trains, params_text
 from bench.record import Record
+from bench.stacks import INSTALLED
 
 _LONGEST = 40
 # Rows at their largest batch are never drawn beside rows of one global batch (bench.analysis.largest).
@@ -26,10 +27,19 @@ _LARGEST = [
 ]
 
 
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "�" for sign in text)
+
+
 def plain(text: str) -> str:
     """Return a name from outside as one short line of printable signs."""
-    shown = "".join(sign if sign.isprintable() else "�" for sign in text)
+    shown = _printable(text)
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
+
+
+def presentable(record: Record) -> bool:
+    """Return whether the record's numbers may be shown: completed, and not known to be wrong."""
+    return record.status == "completed" and record.validity != "invalid"
 
 
 def doubtful(record: Record, *, timed: bool = False) -> bool:
@@ -108,7 +118,7 @@ def _batch_key(rows: pd.DataFrame) -> str:
 def _words(name: str, value: Any) -> str:
     """Return one setting in the few words that tell a group from another."""
     if name == "activation_checkpointing":
-        return {False: "no checkpointing", True: "checkpointing"}.get(value, f"{value} checkpointing")
+        return {"none": "no checkpointing", "non-reentrant": "checkpointing"}.get(value, f"{value} checkpointing")
     if value is None or value != value:  # pandas has NaN for what is not there
         return ""
     if name == "finetuning":
@@ -141,39 +151,28 @@ def _told(values: dict[str, Any]) -> dict[str, str]:
     return words
 
 
-def _settings(values: dict[str, Any], part: pd.DataFrame, largest: bool) -> str:
-    batch, steps = (
-        "/".join(str(size) for size in sorted(part[name].unique()))
-        for name in ("train_batch_size", "gradient_accumulation_steps")
-    )
-    if largest:
-        budget = values["batch_budget_bytes"]
-        into = "the GPU's memory" if pd.isna(budget) else f"{size_text(budget)} per GPU"
-        sizes = [f"every strategy at its largest batch that fits into {into}", f"GAS {steps}"]
-    else:
-        sizes = [f"micro batch {values['train_micro_batch_size_per_gpu']}", f"GAS {steps}", f"global batch {batch}"]
-    parts = [f"{plain(values['model'])}{params_text(part)}", *sizes, f"seq {values['seq_length']}", values["dtype"]]
-    return ", ".join([*parts, f"{values['data']} data", *how_it_trains(values, part)])
-
-
-def _entries(part: pd.DataFrame, records: Sequence[Record], largest: bool) -> list[Entry]:
+def _entries(records: Sequence[Record], largest: bool) -> list[Entry]:
     """Return one entry per cell and stack: by GPU count, then strategy, then stack."""
-    stacked, names = bool(part["requested_stack"].notna().any()), stack_names(part)
+    launches: dict[tuple[int, str, str, str], list[Record]] = {}
+    for record in records:
+        cell, stack = record.cell, record.requested_stack or INSTALLED
+        launches.setdefault((cell.world_size, cell.strategy_name, stack, record.cell_id), []).append(record)
+    strategies = in_order(strategy for _, strategy, *_ in launches)
+    stacks = list(dict.fromkeys(stack for _, _, stack, _ in launches))
+    stacked = any(record.requested_stack for record in records)
     found: list[Entry] = []
-    for n in sorted(part["world_size"].unique()):
-        at = part[part["world_size"] == n]
-        for strategy in in_order(at["strategy"]):
-            rows = at[at["strategy"] == strategy]
-            for (stack, _), launches in rows.groupby([names[rows.index], rows["cell_id"]], sort=False):
-                own = [records[row] for row in launches.index]
-                good = [r for r in own if r.status == "completed" and r.validity != "invalid"]
-                name = plain(str(strategy)) + (f" {plain(str(stack))}" if stacked else "")
-                if largest:
-                    name += f", micro batch {own[0].cell.train_micro_batch_size_per_gpu}" if good else ""
-                taken = [entry.name for entry in found if entry.world_size == n]
-                name += f" ({own[0].cell_id})" if name in taken else ""
-                bad = tuple(record for record in own if record not in good)
-                found.append(Entry(name, strategy, stack if stacked else None, int(n), tuple(good), bad))
+    for n, strategy, stack, cell_id in sorted(
+        launches, key=lambda key: (key[0], strategies.index(key[1]), stacks.index(key[2]))
+    ):
+        own = launches[n, strategy, stack, cell_id]
+        good = tuple(record for record in own if presentable(record))
+        name = plain(strategy) + (f" {plain(stack)}" if stacked else "")
+        if largest and good:
+            name += f", micro batch {good[0].cell.train_micro_batch_size_per_gpu}"
+        if any(entry.name == name and entry.world_size == n for entry in found):
+            name += f" ({cell_id})"
+        bad = tuple(record for record in own if not presentable(record))
+        found.append(Entry(name, strategy, stack if stacked else None, n, good, bad))
     return found
 
 
@@ -203,8 +202,8 @@ def groups(records: Sequence[Record]) -> list[Group]:
         telling += ["largest batch that fits"] if largest else []
         name = ", ".join([plain(str(values["model"])), *telling])
         name = _unlike(name, [group.name for group in found])
-        entries = _entries(part, records, largest)
-        found.append(Group(name, _settings(values, part, largest), entries, largest, key == "train_batch_size"))
+        entries = _entries([records[place] for place in part.index], largest)
+        found.append(Group(name, _printable(title(plain_lines(part))), entries, largest, key == "train_batch_size"))
     return found
 
 

@@ -72,7 +72,8 @@ def _fastest(entries: Sequence[Entry]) -> dict[str, Square]:
             continue
         doubt = captions.doubt(entry, timed=True)
         framed = not doubt and speed == max(reliable)
-        found[entry.strategy] = Square(f"{speed:,.0f}{doubt}\n{speed / best:.0%}", speed / best, framed)
+        text = f"{'★ ' if framed else ''}{speed:,.0f}{doubt}\n{speed / best:.0%}"
+        found[entry.strategy] = Square(text, speed / best, framed)
     return found
 
 
@@ -103,28 +104,29 @@ def _percent(share: float) -> str:
 
 def heatmaps(groups: Sequence[Group]) -> list[Plot]:
     """Return a heatmap of the groups with times, then one of those without; of each further ones after 20 rows."""
-    timed: list[Group] = []
-    others: list[Group] = []
-    for group in groups:
-        is_timed = any(_median(entry) is not None for entry in group.entries)
-        if is_timed or any(peak_bytes(r) is not None and capacity(r) for e in group.entries for r in e.good):
-            (timed if is_timed else others).append(group)
-    return [*_plots(timed, timed=True), *_plots(others, timed=False)]
+    timed, untimed = ([group for group in groups if _is_timed(group) is wanted] for wanted in (True, False))
+    return [*_plots(timed, timed=True), *_plots(untimed, timed=False)]
+
+
+def _is_timed(group: Group) -> bool:
+    """Whether its rows have times, or would have them if they had not failed."""
+    good = [record for entry in group.entries for record in entry.good]
+    return not group.emulated and (not good or any(_speed(record) is not None for record in good))
 
 
 def _plots(groups: Sequence[Group], *, timed: bool) -> list[Plot]:
     judge = _fastest if timed else _fullness
     rows = [Row(name, judge(entries)) for group in groups for name, entries in _rows(group)]
     entries = [entry for group in groups for entry in group.entries]
-    # A single square compares nothing.
-    if sum(len(row.squares) for row in rows) < 2:
+    squares = [square for row in rows for square in row.squares.values()]
+    if len(squares) < 2 or all(square.share is None for square in squares):  # nothing to compare
         return []
     if timed:
         title = "The fastest that fits, by model and strategy"
         text = (
             "Measured, not emulated: tokens per second and GPU (on CPU: per rank), median over launches; below it and "
-            "as its shade the share of the row's highest; framed is the fastest that can be relied on. Compare along a "
-            "row: rows differ in their settings."
+            "as its shade the share of the row's highest; ★ and a frame: the fastest that can be relied on. Compare "
+            "along a row: rows differ in their settings."
         )
         few = min((len(entry.good) for entry in entries if entry.good), default=0)
         text += " With fewer than 3 launches per cell the frame is no ranking." if few < 3 else ""
@@ -135,7 +137,7 @@ def _plots(groups: Sequence[Group], *, timed: bool) -> list[Plot]:
             "its shade the share of the GPU's memory (or of the budget). 'does not fit': more than there is, for "
             "emulated rows by the modelled allocator's reserved memory."
         )
-    doubts = "'?': not to be relied on." if any("?" in s.text for row in rows for s in row.squares.values()) else ""
+    doubts = "'?': not to be relied on." if any("?" in s.text for s in squares) else ""
     words = "A word is what became of the cell; 'not run': no such cell in the run."
     caption = captions.joined(text, captions.launches(entries), doubts, words)
     found = []

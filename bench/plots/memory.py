@@ -138,11 +138,11 @@ def plot(group: Group) -> Plot | None:
     return Plot("memory", f"Memory by component: {group.name}", caption, partial(_draw, group, counts, merged))
 
 
-def _capacity(axes: Axes, room: tuple[float, str], limit: float, last: bool) -> None:
+def _capacity(axes: Axes, room: tuple[float, str], limit: float, *, named: bool) -> None:
     value, words = room
     if value <= limit:
         axes.axvline(value, color=INK, linestyle=(0, (4, 2)), linewidth=1.3, gid="capacity", zorder=3)
-        if last:
+        if named:
             axes.annotate(
                 f"{words}: {size(value)}",
                 (value, 1),
@@ -152,7 +152,7 @@ def _capacity(axes: Axes, room: tuple[float, str], limit: float, last: bool) -> 
                 ha="right" if value > limit * 0.6 else "left",
                 fontsize=8,
             )
-    elif last:
+    elif named:
         axes.annotate(
             f"{words}: {size(value)}, {value / limit:,.0f} times as far right →",
             (1, 1),
@@ -167,22 +167,22 @@ def _capacity(axes: Axes, room: tuple[float, str], limit: float, last: bool) -> 
 def _draw(group: Group, counts: list[int], rows: list[list[Bar]]) -> Figure:
     bars = [each for row in rows for each in row]
     highest = max(max(each.total, each.marks.get("paper", 0)) for each in bars)
+    reserved = any("reserved" in each.marks for each in bars)
     # An allocator takes whole segments: beside a small model they would be all there is to see.
-    far = [held for each in bars if (held := each.marks.get("reserved", 0)) <= 2 * highest]
-    bars_seen = [replace(each, marks={n: v for n, v in each.marks.items() if v <= 2 * highest}) for each in bars]
-    rows = [[bars_seen.pop(0) for _ in row] for row in rows]
-    highest = max([highest, *far])
+    near = 2 * highest
+    rows = [[replace(each, marks={n: v for n, v in each.marks.items() if v <= near}) for each in row] for row in rows]
+    bars = [each for row in rows for each in row]
+    highest = max([highest, *(value for each in bars for value in each.marks.values())])
     room = capacity(group.first)
     if room and highest < room[0] <= 3 * highest:
         highest = room[0]
     fills = {name: fill for name, fill in CATEGORY_FILLS.items() if any(each.parts.get(name) for each in bars)}
-    reserved = any("reserved" in each.marks for each in bars)
     figure, found = panels(rows)
     for axes, n, row in zip(found, counts, rows, strict=True):
         axes.set_title(f"N = {n}")
         draw_bars(axes, row, fills, "peak (reserved)" if reserved else "peak")
         if room:
-            _capacity(axes, room, highest * 1.04, axes is found[0])
+            _capacity(axes, room, highest * 1.04, named=axes is found[0])
     bytes_axis(found[-1], highest, f"peak memory per {group.per}", room=1.04)
     marks = {
         "paper": "paper's model states (theory)",

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from bench.analysis.agreement import pairs
 from bench.analysis.comparison import in_order
 from bench.plots.axes import WIDTH_IN, legend, size
-from bench.plots.groups import plain
+from bench.plots.groups import plain, presentable
 from bench.plots.plot import Plot
 from bench.plots.style import INK, Look
 from bench.plots.throughput import marker
@@ -45,10 +45,6 @@ class Panel:
         return f"{sum(pair.equal for pair in self.pairs)} of {len(self.pairs)}"
 
 
-def _presentable(record: Record) -> bool:
-    return record.status == "completed" and record.validity != "invalid"
-
-
 def memory_pairs(records: Sequence[Record]) -> list[Pair]:
     """Return, of each moment of each row's largest rank, the bytes of all categories that have a formula."""
     found = []
@@ -73,7 +69,7 @@ def traffic_pairs(records: Sequence[Record]) -> list[Pair]:
 
 
 def _predicted(records: Sequence[Record], provenance: str) -> list[Panel]:
-    rows = [record for record in records if record.provenance == provenance and _presentable(record)]
+    rows = [record for record in records if record.provenance == provenance and presentable(record)]
     counted = "counted on real ranks" if provenance == "measured" else "counted on an emulated rank"
     panels = [
         Panel("Memory at each moment", "predicted (bytes)", f"{counted} (bytes)", memory_pairs(rows)),
@@ -84,7 +80,7 @@ def _predicted(records: Sequence[Record], provenance: str) -> list[Panel]:
 
 def _emulated(records: Sequence[Record]) -> list[Panel]:
     peaks, moved = [], []
-    for measured, emulated in pairs(record for record in records if _presentable(record)):
+    for measured, emulated in pairs(record for record in records if presentable(record)):
         assert measured.memory and emulated.memory and measured.comm and emulated.comm  # noqa: PT018
         assert emulated.emulation and emulated.cell.emulation  # noqa: PT018
         rank, name = emulated.cell.emulation.rank, emulated.cell.strategy_name

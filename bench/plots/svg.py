@@ -13,6 +13,7 @@ from bench.plots.plot import Plot
 from bench.plots.style import INK, settings
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
+_GROUP = f"{{{_SVG}}}g"
 # Points of the figure to pixels of the page: text of 9 points is then 12 pixels high.
 _PIXELS = 1.35
 _GEOMETRY = ("d", "x", "y", "width", "height", "transform", "points", "cx", "cy", "r")
@@ -49,7 +50,8 @@ def svg_text(plot: Plot) -> str:
     _renamed(root, prefix)
     for element in root.iter():
         _tidied(element)
-    for group in root.iter(f"{{{_SVG}}}g"):
+    _flattened(root)
+    for group in root.iter(_GROUP):
         _hoisted(group)
     _headed(root, plot, prefix)
     ET.register_namespace("", _SVG)
@@ -86,6 +88,8 @@ def _tidied(element: ET.Element) -> None:
             element.set(key, _LONG.sub(_short, element.attrib[key]).replace(" \n", " ").replace("\n", " ").strip())
     if (style := element.attrib.get("style")) is not None:
         style = re.sub(r" ?font-family: [^;]*;", "", style)
+        if element.tag == f"{{{_SVG}}}text":
+            style = style.replace(f"; fill: {INK}", "")  # inherited, and most elements are text
         element.set("style", _LONG.sub(_short, style).replace(INK, "currentColor"))
     if re.match(r"rotate\(-?0 ", element.attrib.get("transform", "")):
         del element.attrib["transform"]
@@ -96,6 +100,18 @@ def _tidied(element: ET.Element) -> None:
         element.text = None
     if element.tail is not None and not element.tail.strip():
         element.tail = None
+
+
+def _flattened(element: ET.Element) -> None:
+    """Take out groups that say nothing, and shapes that are not seen."""
+    children: list[ET.Element] = []
+    for child in element:
+        _flattened(child)
+        if child.tag == _GROUP and not child.attrib:
+            children += child
+        elif child.attrib.get("style") != "fill: none":
+            children.append(child)
+    element[:] = children
 
 
 def _hoisted(group: ET.Element) -> None:
@@ -120,6 +136,7 @@ def _headed(root: ET.Element, plot: Plot, prefix: str) -> None:
     root.attrib.clear()
     root.attrib |= {
         "viewBox": box,
+        "fill": "currentColor",
         "width": f"{width * _PIXELS:.0f}",
         "height": f"{height * _PIXELS:.0f}",
         "role": "img",

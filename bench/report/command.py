@@ -17,9 +17,9 @@ from bench.errors import BenchError, StoreError
 from bench.imports.row import ImportedRow
 from bench.loading import together
 from bench.report import files
-from bench.report.gather import Said, gather
+from bench.report.gather import SENTENCES_UP_TO, Said, gather, num_records
 from bench.report.terminal import print_said
-from bench.runs import read_measured, rerun_command
+from bench.runs import read_measured, read_run, rerun_command
 from bench.store import read_imported
 
 
@@ -99,16 +99,14 @@ def _gathered(folders: Sequence[Path], by: str) -> Said:
 
 def _machine(folders: Sequence[Path], wanted: Wanted) -> bytes:
     form: files.Machine = "csv" if wanted.form == "csv" else "json" if wanted.form == "json" else "parquet"
-    if wanted.rows in (None, "cells"):
-        lines = _gathered(folders, "metric").lines
-        if lines is None:
-            raise StoreError(f"{folders[0]}: it holds imported rows alone, which are not compared; take --rows records")
-        return files.written(files.cells_of(lines), form)
     measured = [folder for folder in folders if (folder / "manifest.json").exists() or not read_imported(folder)]
+    rows_of = wanted.rows or ("cells" if measured else "records")
+    if rows_of != "records" and not measured:
+        raise StoreError(f"{folders[0]}: it holds imported rows alone, which are not compared; take --rows records")
+    if rows_of == "cells" and (lines := _gathered(folders, "metric").lines) is not None:
+        return files.written(files.cells_of(lines), form)
     data = together(measured) if measured else pd.DataFrame()
-    if wanted.rows == "metrics":
-        if not measured:
-            raise StoreError(f"{folders[0]}: it holds imported rows alone; take --rows records")
+    if rows_of == "metrics":
         return files.written(long(data), form)
     rows: list[ImportedRow] = [row for folder in folders for row in read_imported(folder)]
     parts = [part for part in (data, imported.frame(rows)) if len(part)]
@@ -134,7 +132,19 @@ def _put(content: bytes, output: Path | None) -> None:
 
 
 def _page(folder: Path, output: Path | None, console: Console) -> None:
-    raise NotImplementedError
+    """Write the page of a run; its path is printed.
+
+    Raises:
+        StoreError: the run has more rows than a page can hold, or the file cannot be written.
+    """
+    from bench.report.page import write_page  # with the plots, which take a second to import
+
+    if (count := num_records(folder)) > SENTENCES_UP_TO:
+        raise StoreError(f"{folder}: {count:,} rows are too many for a page; take --format csv, json or parquet")
+    path = output or folder / "report.html"
+    with console.status("drawing"):
+        write_page(read_run(folder), path)
+    console.print(f"{path}", highlight=False, markup=False, soft_wrap=True)
 
 
 def show_tables(folder: Path, console: Console) -> None:

@@ -60,12 +60,13 @@ def gather(folders: Sequence[Path], by: By = "metric", on_row: Callable[[int, in
     """
     if len(folders) > 1:
         return _of_several(folders, by, on_row)
-    if _num_records(folders[0]) > SENTENCES_UP_TO:
+    if num_records(folders[0]) > SENTENCES_UP_TO:
         return _of_many(folders[0], by, on_row)
     return of_run(read_run(folders[0]), by)
 
 
-def _num_records(folder: Path) -> int:
+def num_records(folder: Path) -> int:
+    """Return how many record files a run folder holds."""
     return sum(1 for _ in (folder / "records").glob("*.json"))
 
 

@@ -1,14 +1,11 @@
 """Which strategy to take is said only where rows say it."""
 
 import pytest
-from made import failed, made
+from made import failed, made, stored
 
 from bench.analysis.answer import answers, table
 from bench.analysis.comparison import comparison
 from bench.analysis.frame import frame
-from bench.record import parse_record
-
-from made import RECORDS  # isort: skip
 
 
 def said(records, by):
@@ -68,10 +65,7 @@ def test_what_failed_is_no_candidate_and_is_named():
 
 
 def test_an_emulated_row_that_does_not_fit_is_no_candidate():
-    path = RECORDS / "emulated-llama-tiny.json"
-    if not path.exists():
-        path = next(RECORDS.glob("*emulated*.json"))
-    emulated = parse_record(path.read_text(), str(path))
+    emulated = stored("v3-emulated")
 
     def row(strategy, peak, fits):
         cell = emulated.cell.model_copy(update={"strategy": strategy})
@@ -93,3 +87,20 @@ def test_one_rank_sends_nothing_so_nothing_is_said_of_traffic():
 def test_one_strategy_alone_is_no_choice():
     assert said([made("z1")], "") is None
     assert table([]) == []
+
+
+def test_stacks_are_answered_each_by_itself():
+    stacks = ("deepspeed==0.17.5", "deepspeed==0.18.0")
+    records = [
+        made(strategy, peak=peak + number, requested_stack=stack)
+        for number, stack in enumerate(stacks)
+        for strategy, peak in (("z0", 400), ("z1", 200))
+    ]
+    lines = comparison(frame(records), "gradient_accumulation_steps")
+    found = [answer for answer in answers(lines) if answer.by == "peak memory"]
+    assert [answer.strategy for answer in found] == ["z1", "z1"]
+    assert [answer.group.rpartition(", ")[2] for answer in found] == list(stacks)
+
+
+def test_a_lead_of_less_than_a_percent_is_said_in_bytes():
+    assert said([made("z1", peak=100_000), made("z2", peak=100_064)], "peak memory").margin == "64 B less"

@@ -219,7 +219,9 @@ def test_beside_measured_rows_the_tables_of_those_do_not_change(tmp_path):
     assert all(note in after for note in notes.splitlines())
     assert "## Imported (as given)" in after
     assert len(read_records(tmp_path / "a")) == 1
-    lines = list(csv.DictReader(io.StringIO(zerostage("report", tmp_path / "a", "--format", "csv")[1])))
+    lines = list(
+        csv.DictReader(io.StringIO(zerostage("report", tmp_path / "a", "--format", "csv", "--rows", "records")[1]))
+    )
     assert [line["provenance"] for line in lines] == ["measured", "imported"]
     assert lines[0]["step_time_s"] == str(record["timing"]["step_time_s"])
     assert lines[1]["step_time_s"] == ""

@@ -169,6 +169,13 @@ def test_a_failure_is_a_word_in_its_place(measured, emulated, status):
             assert f"Failed: z1: {status}." in drawn[kind].caption
 
 
+def test_a_model_of_which_nothing_ran_has_its_words(measured, emulated):
+    for record in (measured, emulated):
+        lost = [failed(record, strategy, 2, cell={"model": "llama-2-70b"}) for strategy in ("z0", "z3")]
+        axes = one([row(record, "z0", 2), *lost], "heatmap").draw().axes[0]
+        assert texts(axes).count("oom") == 2
+
+
 def test_a_cell_that_was_not_asked_for_is_no_hole(measured):
     records = [row(measured, "z0", 1), row(measured, "z0", 2), row(measured, "z1", 2)]
     assert "not run" in texts(one(records, "heatmap").draw().axes[0])
@@ -286,7 +293,7 @@ def test_the_fastest_of_a_row_is_framed(measured):
     plot = one(records, "heatmap")
     (frame,) = [patch for patch in plot.draw().axes[0].patches if patch.get_gid() == "best"]
     assert round(frame.get_x()) == 1
-    assert "20\n100%" in texts(plot.draw().axes[0])
+    assert "★ 20\n100%" in texts(plot.draw().axes[0])
     assert "no ranking" in plot.caption
 
 
@@ -296,7 +303,7 @@ def test_what_cannot_be_relied_on_wins_nothing(measured):
     axes = one(records, "heatmap").draw().axes[0]
     (frame,) = [patch for patch in axes.patches if patch.get_gid() == "best"]
     assert round(frame.get_x()) == 0
-    assert {"10\n50%", "20?\n100%"} <= set(texts(axes))
+    assert {"★ 10\n50%", "20?\n100%"} <= set(texts(axes))
     (axes,) = one(records, "pareto").draw().axes
     (front,) = [line for line in axes.lines if line.get_gid() == "front"]
     assert list(front.get_ydata()) == [10]

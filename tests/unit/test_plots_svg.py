@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from bench.cli import app
 from bench.errors import StoreError
 from bench.plots import plots, save, svg_text
 from bench.plots.show import show_plots
@@ -111,8 +113,10 @@ def test_text_takes_the_colour_and_the_font_of_the_page(shown):
         assert "currentColor" in text
         assert "DejaVu" not in text
         assert list(root.iter(f"{SVG}text")), plot.name
-        background = next(root.iter(f"{SVG}path"))
-        assert "fill: none" in background.attrib["style"]
+        assert root.attrib["fill"] == "currentColor"
+        height = root.attrib["viewBox"].split()[3]
+        background = [shape for shape in root.iter(f"{SVG}path") if shape.attrib["d"].startswith(f"M 0 {height} ")]
+        assert background == [], plot.name
 
 
 def test_it_is_an_image_with_a_name_and_a_description(shown):
@@ -184,13 +188,14 @@ def test_a_folder_that_cannot_be_written_is_one_message(records, tmp_path):
         save(plots(records[:1]), tmp_path / "file")
 
 
-def test_the_command_draws_a_run_and_lists_what_it_drew(records, tmp_path, capsys):
+def test_the_command_draws_a_run_and_lists_what_it_drew(records, tmp_path):
     run = tmp_path / "run"
     record = records[2]
     write_record(run, record)
     a_manifest(run, record)
-    show_plots(run, tmp_path / "plots", Console(width=200))
-    shown = capsys.readouterr().out
+    done = CliRunner().invoke(app, ["report", str(run), "--plots", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    shown = done.stdout
     assert f"{tmp_path / 'plots' / 'memory-llama-tiny'}.svg, .png: Memory by component: llama-tiny" in shown
     assert (tmp_path / "plots" / "memory-llama-tiny.png").exists()
 

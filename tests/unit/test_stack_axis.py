@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,13 @@ def test_rerun_in_a_run_without_stacks_is_as_before(tmp_path: Path, capsys: pyte
     (cell,) = planned(stack="installed")
     show_rerun(run_folder(tmp_path, [cell], stacks=False), f"{cell.cell_id}-r0")
     assert f"--only {cell.cell_id} --fresh" in capsys.readouterr().out
+
+
+def test_what_builds_a_release_may_import_what_lies_beside_its_setup(tmp_path, monkeypatch):
+    """DeepSpeed 0.17.5's setup.py imports ``op_builder``; the interpreter that runs pip is kept from such imports."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    (tmp_path / "op_builder.py").write_text("")
+    with (tmp_path / "lock").open("w") as lock:
+        isolated._call(sys.executable, "-c", "import op_builder", target=tmp_path, lock=lock.fileno())
+        with pytest.raises(SystemExit):
+            isolated._call(sys.executable, "-c", "import nothing_there", target=tmp_path, lock=lock.fileno())
