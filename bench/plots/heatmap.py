@@ -125,8 +125,8 @@ def _plots(groups: Sequence[Group], *, timed: bool) -> list[Plot]:
         title = "The fastest that fits, by model and strategy"
         text = (
             "Measured, not emulated: tokens per second and GPU (on CPU: per rank), median over launches; below it and "
-            "as its shade the share of the row's highest; ★ and a frame: the fastest that can be relied on. Compare along a "
-            "row: rows differ in their settings."
+            "as its shade the share of the row's highest; ★ and a frame: the fastest that can be relied on. Compare "
+            "along a row: rows differ in their settings."
         )
         few = min((len(entry.good) for entry in entries if entry.good), default=0)
         text += " With fewer than 3 launches per cell the frame is no ranking." if few < 3 else ""
