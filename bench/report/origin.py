@@ -9,8 +9,11 @@ from bench.runs import Run
 NO_MULTI_GPU = "No multi-GPU row has been measured here."
 
 
-def _count(number: int, kind: str) -> str:
-    return f"{number} {kind} row{'' if number == 1 else 's'}"
+def _count(number: int, kind: str, records: Sequence[Record] = ()) -> str:
+    """Return how many rows there are of a kind, and of ``records`` how many have figures, where not all have."""
+    done = sum(record.status == "completed" for record in records)
+    some = "" if done == len(records) else f" ({done or 'none'} completed)"
+    return f"{number} {kind} row{'' if number == 1 else 's'}{some}"
 
 
 def _span(records: Sequence[Record]) -> str:
@@ -55,13 +58,12 @@ def provenance(run: Run) -> list[str]:
     emulated = [record for record in run.records if record.provenance == "emulated"]
     said = []
     if measured:
-        said.append(
-            f"{_count(len(measured), 'measured')}, on {_places(measured)}, {_span(measured)}.".replace(", .", ".")
-        )
+        places = [_count(len(measured), "measured", measured), f"on {_places(measured)}", _span(measured)]
+        said.append(f"{', '.join(filter(None, places))}.")
     if emulated:
         said.append(
-            f"{_count(len(emulated), 'emulated')}: DeepSpeed's own code ran as one rank of N in one process, on "
-            "tensors without memory. Peak memory and traffic are that rank's; nothing was timed."
+            f"{_count(len(emulated), 'emulated', emulated)}: DeepSpeed's own code ran as one rank of N in one process, "
+            "on tensors without memory. Peak memory and traffic are that rank's; nothing was timed."
         )
     if run.imported:
         said.append(

@@ -243,6 +243,12 @@ def test_only_a_run_on_several_gpus_is_without_the_warning(tmp_path, measured):
     assert warning in page(make_run(tmp_path / "gpu", [one]))
 
 
+def test_rows_without_figures_are_not_counted_as_measured_ones(tmp_path, measured):
+    text = page(make_run(tmp_path / "some", [measured, failed(measured, [], strategy="z0")]))
+    assert "2 measured rows (1 completed), on cpu" in text
+    assert "1 measured row (none completed), on cpu" in page(make_run(tmp_path / "none", [failed(measured, [])]))
+
+
 def test_a_row_known_to_be_wrong_shows_no_figure_in_the_index(tmp_path, measured):
     wrong = altered(measured, strategy="z1", fields={"validity": "invalid"})
     text = page(make_run(tmp_path / "wrong", [measured, wrong]))
