@@ -19,7 +19,8 @@ from bench.store import record_name
 class Part:
     """What the page says of one row. ``figures`` are its key numbers by their names, ``came`` how it was made.
 
-    ``rerun`` is the command that measures it again; where there is none, ``no_rerun`` says why.
+    ``rerun`` is the command that measures it again; where there is none, ``no_rerun`` says why. ``alike`` are the
+    blocks that would say what those of the part ``first``, the first launch of the same cell, say: they are left out.
     """
 
     id: str
@@ -36,6 +37,8 @@ class Part:
     traceback: str
     rerun: str | None
     no_rerun: str | None
+    first: str = ""
+    alike: tuple[str, ...] = ()
 
 
 def part_id(cell_id: str, repeat: int, stack: str | None) -> str:
@@ -223,4 +226,28 @@ def parts(run: Run) -> list[Part]:
     """Return what the page says of each record of ``run``, in its order."""
     repeated = any(record.repeat for record in run.records)
     stacked = any(record.requested_stack for record in run.records)
-    return [_part(run, record, label(record, repeated=repeated), stacked=stacked) for record in run.records]
+    made = [_part(run, record, label(record, repeated=repeated), stacked=stacked) for record in run.records]
+    firsts: dict[tuple[str, str | None], Part] = {}
+    for part in made:
+        firsts.setdefault((part.record.cell_id, part.record.requested_stack), part)
+    return [_beside(part, firsts[part.record.cell_id, part.record.requested_stack]) for part in made]
+
+
+def _command(record: Record) -> list[str]:
+    return record.launch.command if record.launch else []
+
+
+def _beside(part: Part, first: Part) -> Part:
+    """Return ``part`` without the blocks and lines that say what those of the first launch of its cell say."""
+    if part is first:
+        return part
+    same = {
+        "memory": part.memory is not None and part.memory == first.memory,
+        "traffic": part.traffic is not None and part.traffic == first.traffic,
+        "configuration": (part.record.effective, part.record.ds_config)
+        == (first.record.effective, first.record.ds_config),
+        "launch command": _command(part.record) == _command(first.record),
+        "command to run it again": part.rerun == first.rerun,
+    }
+    alike = tuple(name for name, equal in same.items() if equal)
+    return replace(part, first=first.id, alike=alike, came=[pair for pair in part.came if pair not in first.came])

@@ -233,6 +233,20 @@ def test_rows_of_stacks_and_repeats_have_parts_of_their_own(tmp_path, measured):
     assert len(set(parts)) == 4
 
 
+def test_what_a_launch_repeats_stands_at_the_first_alone(tmp_path, measured):
+    other = {"effective": measured.effective | {"lr": 0.5}}
+    rows = [measured, altered(measured, repeat=1), altered(measured, repeat=2, fields=other)]
+    rows = [row.model_copy(update={"cell_id": measured.cell_id}) for row in rows]
+    text = page(make_run(tmp_path / "launches", rows))
+    parts = [part.split("</details>")[0] for part in text.split('<details class="cell"')[1:]]
+    whole = [(part.count(">In effect<"), part.count('aria-label="Memory"')) for part in parts]
+    assert whole == [(1, 1), (0, 0), (1, 0)]
+    link = f': as in <a href="#cell-{measured.cell_id}-r0">the first launch</a>'
+    assert f"Memory, traffic, configuration, launch command, command to run it again{link}" in parts[1]
+    assert f"Memory, traffic, launch command, command to run it again{link}" in parts[2]
+    assert '"lr": 0.5' in parts[2]
+
+
 def test_only_a_run_on_several_gpus_is_without_the_warning(tmp_path, measured):
     warning = "No multi-GPU row has been measured here."
     assert warning in page(make_run(tmp_path / "cpu", [measured]))
