@@ -165,7 +165,17 @@ def _draw(rows: Sequence[Row]) -> Figure:
                 word = "\n".join(textwrap.wrap(square.text, 12)) if "\n" not in square.text else square.text
                 axes.text(across + 0.5, down + 0.5, word, ha="center", va="center", style="italic", fontsize=7)
                 axes.add_patch(
-                    Rectangle((across, down), 1, 1, fill=False, edgecolor=INK, linewidth=0.4, alpha=0.4, zorder=3)
+                    Rectangle(
+                        (across, down),
+                        1,
+                        1,
+                        fill=False,
+                        edgecolor=INK,
+                        linewidth=0.4,
+                        alpha=0.4,
+                        zorder=3,
+                        clip_on=False,
+                    )
                 )
                 continue
             shares[down, across], texts[down, across] = square.share, square.text

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.errors import StoreError
-from bench.plots import plots, save, svg_text
+from bench.plots import PAGE_LIMIT, plots, save, svg_text
 from bench.plots.show import show_plots
 from bench.plots.style import INK
 from bench.record import parse_record
@@ -155,6 +155,20 @@ def test_a_users_matplotlibrc_changes_nothing(records, tmp_path):
 def test_a_plot_is_small(shown):
     for plot, text in shown:
         assert len(text.encode()) < 60_000, plot.name
+
+
+def test_the_plots_of_200_cells_are_below_a_megabyte_in_a_page(records):
+    cells = []
+    for seq in range(64, 64 + 10):
+        for n in (1, 2, 4, 8):
+            for strategy in ("ddp", "z0", "z1", "z2", "z3"):
+                changes = {"seq_length": seq, "world_size": n, "strategy": strategy}
+                cell = records[0].cell.model_copy(update=changes)
+                cells.append(records[0].model_copy(update={"cell": cell, "cell_id": cell.cell_id}))
+    assert len(cells) == 200
+    found = drawn(cells, limit=1)  # one of each kind, and a page has PAGE_LIMIT of each
+    assert {plot.name.partition("-llama")[0] for plot, _ in found} >= {"memory", "traffic", "throughput", "pareto"}
+    assert sum(len(text.encode()) for _, text in found) * PAGE_LIMIT < 1_000_000
 
 
 def test_files_are_an_svg_and_a_png_of_each_and_their_captions(records, tmp_path):
