@@ -10,6 +10,7 @@ import seaborn
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from bench.analysis.answer import LAUNCHES
 from bench.analysis.comparison import in_order
 from bench.plots import captions
 from bench.plots.axes import WIDTH_IN, size
@@ -45,9 +46,18 @@ def _speed(record: Record) -> float | None:
     return record.throughput.tokens_per_second_per_gpu if record.throughput else None
 
 
-def _median(entry: Entry) -> float | None:
-    values = [value for record in entry.good if (value := _speed(record)) is not None]
-    return float(np.median(values)) if values else None
+def _speeds(entry: Entry) -> list[float]:
+    return [value for record in entry.good if (value := _speed(record)) is not None]
+
+
+def _separated(entries: Sequence[Entry]) -> Entry | None:
+    """Return the fastest of ``entries`` where launches separate it from the next, as the answers do; else ``None``."""
+    relied = [entry for entry in entries if _speeds(entry) and not captions.doubt(entry, timed=True)]
+    if len(relied) < 2:
+        return None
+    best, second = sorted(relied, key=lambda entry: -float(np.median(_speeds(entry))))[:2]
+    enough = min(len(_speeds(best)), len(_speeds(second))) >= LAUNCHES
+    return best if enough and min(_speeds(best)) > max(_speeds(second)) else None
 
 
 def _rows(group: Group) -> list[tuple[str, list[Entry]]]:
@@ -61,18 +71,16 @@ def _rows(group: Group) -> list[tuple[str, list[Entry]]]:
 
 
 def _fastest(entries: Sequence[Entry]) -> dict[str, Square]:
-    speeds = {entry.strategy: speed for entry in entries if (speed := _median(entry)) is not None}
-    best = max(speeds.values(), default=0.0)
-    reliable = [speeds[e.strategy] for e in entries if e.strategy in speeds and not captions.doubt(e, timed=True)]
+    speeds = {entry.strategy: float(np.median(_speeds(entry))) for entry in entries if _speeds(entry)}
+    best, fastest = max(speeds.values(), default=0.0), _separated(entries)
     found = {}
     for entry in entries:
         speed = speeds.get(entry.strategy)
         if speed is None:
             found[entry.strategy] = Square(entry.words or "not timed")
             continue
-        doubt = captions.doubt(entry, timed=True)
-        framed = not doubt and speed == max(reliable)
-        text = f"{'★ ' if framed else ''}{speed:,.0f}{doubt}\n{speed / best:.0%}"
+        framed = entry is fastest
+        text = f"{'★ ' if framed else ''}{speed:,.0f}{captions.doubt(entry, timed=True)}\n{speed / best:.0%}"
         found[entry.strategy] = Square(text, speed / best, framed)
     return found
 
@@ -125,11 +133,9 @@ def _plots(groups: Sequence[Group], *, timed: bool) -> list[Plot]:
         title = "The fastest that fits, by model and strategy"
         text = (
             "Measured, not emulated: tokens per second and GPU (on CPU: per rank), median over launches; below it and "
-            "as its shade the share of the row's highest; ★ and a frame: the fastest that can be relied on. Compare "
-            "along a row: rows differ in their settings."
+            f"as its shade the share of the row's highest; ★ and a frame: the fastest, where at least {LAUNCHES} "
+            "launches each separate it from the next. Compare along a row: rows differ in their settings."
         )
-        few = min((len(entry.good) for entry in entries if entry.good), default=0)
-        text += " With fewer than 3 launches per cell the frame is no ranking." if few < 3 else ""
     else:
         title = "How full the GPU is, by model and strategy"
         text = (

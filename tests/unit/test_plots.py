@@ -288,22 +288,35 @@ def test_the_front_holds_what_no_other_beats(measured):
     assert list(zip(front.get_xdata(), front.get_ydata(), strict=True)) == [(100, 5), (200, 20), (300, 30)]
 
 
-def test_the_fastest_of_a_row_is_framed(measured):
-    records = [row(measured, "z0", 2, tokens=10.0), row(measured, "z3", 2, tokens=20.0)]
-    plot = one(records, "heatmap")
-    (frame,) = [patch for patch in plot.draw().axes[0].patches if patch.get_gid() == "best"]
-    assert round(frame.get_x()) == 1
-    assert "★ 20\n100%" in texts(plot.draw().axes[0])
-    assert "no ranking" in plot.caption
+def framed(axes):
+    return [round(patch.get_x()) for patch in axes.patches if patch.get_gid() == "best"]
+
+
+@pytest.mark.parametrize(
+    ("z0", "z3", "frames"),
+    [
+        ((10.0, 11.0, 12.0), (20.0, 19.0, 21.0), [1]),
+        ((10.0, 11.0, 19.5), (20.0, 19.0, 21.0), []),  # launches overlap
+        ((10.0, 11.0), (20.0, 19.0, 21.0), []),  # two launches separate nothing
+    ],
+)
+def test_the_fastest_of_a_row_is_framed_where_launches_separate_it(measured, z0, z3, frames):
+    records = [
+        row(measured, strategy, 2, tokens=speed, repeat=repeat)
+        for strategy, speeds in (("z0", z0), ("z3", z3))
+        for repeat, speed in enumerate(speeds)
+    ]
+    axes = one(records, "heatmap").draw().axes[0]
+    assert framed(axes) == frames
+    assert ("★ 20\n100%" in texts(axes)) == bool(frames)
 
 
 def test_what_cannot_be_relied_on_wins_nothing(measured):
     timing = measured.timing.model_copy(update={"suspect_reasons": ["4 ranks share 2 cores"]})
     records = [row(measured, "z0", 2, tokens=10.0), row(measured, "z3", 2, tokens=20.0, timing=timing)]
     axes = one(records, "heatmap").draw().axes[0]
-    (frame,) = [patch for patch in axes.patches if patch.get_gid() == "best"]
-    assert round(frame.get_x()) == 0
-    assert {"★ 10\n50%", "20?\n100%"} <= set(texts(axes))
+    assert framed(axes) == []
+    assert {"10\n50%", "20?\n100%"} <= set(texts(axes))
     (axes,) = one(records, "pareto").draw().axes
     (front,) = [line for line in axes.lines if line.get_gid() == "front"]
     assert list(front.get_ydata()) == [10]
