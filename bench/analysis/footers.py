@@ -12,6 +12,13 @@ from bench.analysis.titles import several_runs
 from bench.zero.applicability import ignored_notes
 from bench.zero.stages import STRATEGIES, VARIANTS, strategy_names
 
+NO_MULTI_GPU = "No multi-GPU row has been measured here."
+
+
+def multi_gpu(provenance: str, device: str, world_size: int, status: str) -> bool:
+    """Whether two or more real GPUs have trained together in a row."""
+    return (provenance, device, status) == ("measured", "cuda", "completed") and world_size > 1
+
 
 def _provenance(frame: pd.DataFrame) -> list[str]:
     """Return where the numbers come from."""
@@ -30,7 +37,8 @@ def _provenance(frame: pd.DataFrame) -> list[str]:
             "Emulated: DeepSpeed's own code ran as one rank of N in one process, on tensors without memory. Peak "
             "memory and traffic are that rank's; nothing was timed. docs/emulation.md says what this cannot know."
         )
-    return lines + ([] if set(frame["device"]) == {"cuda"} else ["No multi-GPU row has been measured here."])
+    rows = zip(*(frame[name] for name in ("provenance", "device", "world_size", "status")), strict=True)
+    return lines + ([] if any(multi_gpu(*row) for row in rows) else [NO_MULTI_GPU])
 
 
 def _labels(rows: pd.DataFrame) -> str:

@@ -35,9 +35,10 @@ class Wanted:
 
 @contextmanager
 def _reading() -> Iterator[Progress]:
-    """Show how far the reading of records is, on standard error, once it takes longer than a moment."""
+    """Show on a terminal, by standard error, how far the reading of records is."""
     columns = (TextColumn("reading records"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    shown = sys.stderr.isatty()  # elsewhere it would leave an empty line
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as progress:
         yield progress
 
 

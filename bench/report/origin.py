@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from bench.analysis.footers import NO_MULTI_GPU, multi_gpu
 from bench.record import Record
 from bench.runs import Run
-
-NO_MULTI_GPU = "No multi-GPU row has been measured here."
 
 
 def _count(number: int, kind: str, records: Sequence[Record] = ()) -> str:
@@ -41,17 +40,6 @@ def _versions(records: Sequence[Record]) -> str:
     return ", ".join(f"{package} {' and '.join(versions)}" for package, versions in found.items())
 
 
-def has_multi_gpu(records: Sequence[Record]) -> bool:
-    """Whether two or more real GPUs have trained together in one of ``records``."""
-    return any(
-        record.provenance == "measured"
-        and record.device == "cuda"
-        and record.cell.world_size > 1
-        and record.status == "completed"
-        for record in records
-    )
-
-
 def provenance(run: Run) -> list[str]:
     """Return what a reader must know of the kinds of number on the page before reading one."""
     measured = [record for record in run.records if record.provenance == "measured"]
@@ -70,7 +58,8 @@ def provenance(run: Run) -> list[str]:
             f"{_count(len(run.imported), 'imported')}: figures of other programs, as given, compared with none."
         )
     said += [f"With {versions}."] if (versions := _versions(run.records)) else []
-    return [*said, *([] if has_multi_gpu(run.records) else [NO_MULTI_GPU])]
+    on_gpus = any(multi_gpu(r.provenance, r.device, r.cell.world_size, r.status) for r in run.records)
+    return [*said, *([] if on_gpus else [NO_MULTI_GPU])]
 
 
 def not_known(run: Run) -> list[str]:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from bench import __version__
 from bench.analysis import by_gpus
+from bench.analysis.footers import NO_MULTI_GPU
 from bench.analysis.tables import METRICS
 from bench.claims.judge import verdicts
 from bench.claims.rule import selection
@@ -61,7 +62,7 @@ def page(run: Run) -> str:
     """Return the page of ``run``, a whole HTML document."""
     said, shown = of_run(run), parts(run)
     above = origin.provenance(run)
-    notes = [note for note in said.notes if note not in (*above, origin.NO_MULTI_GPU)]
+    notes = [note for note in said.notes if note not in (*above, NO_MULTI_GPU)]
     notes = [by_gpus.NOTE] * bool(shown) + notes + origin.not_known(run)
     titles = [metric.title for metric in METRICS]
     script, style = ((_HERE / name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))

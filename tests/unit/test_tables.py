@@ -210,3 +210,11 @@ def test_without_a_stack_axis_no_word_of_stacks_is_printed(record):
     text = markdown(tables(comparison(frame([record]), "gradient_accumulation_steps")), footers(frame([record]), {}))
     assert "stacks" not in text.lower()
     assert "installed" not in text
+
+
+def test_a_row_of_two_gpus_is_a_multi_gpu_row_whatever_stands_beside_it(record):
+    gpus = row(record, "z1", 2, 100.0, device="cuda")
+    no_row = "No multi-GPU row has been measured here."
+    assert no_row not in footers(frame([gpus, row(record, "z1", 2, 100.0)]), {})
+    assert no_row in footers(frame([row(record, "z1", 1, 100.0, device="cuda")]), {})
+    assert no_row in footers(frame([row(record, "z1", 2, status="oom", reason="x", device="cuda")]), {})
