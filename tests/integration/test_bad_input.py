@@ -1,10 +1,15 @@
 """A user's mistake, through the real command line: one clear message, exit status 2, no traceback, nothing lost."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 import yaml
 from conftest import zerostage
+
+from bench.cli import main
 
 GOOD = {"model": "llama-tiny", "strategy": "z0"}
 
@@ -16,6 +21,23 @@ def refused(done, *words):
     for word in words:
         assert word in done.stderr
     return done
+
+
+@pytest.fixture
+def inside(monkeypatch, capsys):
+    """Return the command line in this process, for mistakes that nothing is started for: it takes no three seconds."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["zerostage", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, ended.value.code, shown.out, shown.err)
+
+    yield call
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
@@ -33,10 +55,10 @@ def refused(done, *words):
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_a_wrong_scenario_names_file_key_and_remedy(tmp_path, command, scenario, words):
+def test_a_wrong_scenario_names_file_key_and_remedy(inside, tmp_path, command, scenario, words):
     path = tmp_path / "wrong.yaml"
     path.write_text(yaml.safe_dump(scenario))
-    refused(zerostage(command, path, "--results", tmp_path / "runs"), str(path), *words)
+    refused(inside(command, path, "--results", tmp_path / "runs"), str(path), *words)
     assert not (tmp_path / "runs").exists()
 
 
