@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from forked import Ranks, planned
 
 FAULTS = Path(__file__).parents[1] / "data" / "faults"
 
@@ -30,3 +31,10 @@ def scenario_file(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Four warm ranks, started once for all tests that measure cells and break no agent."""
+    with Ranks([planned(world_size=4)]) as started:
+        yield started

@@ -1,17 +1,11 @@
 """An emulated rank that reads content which is not there gets a row that says who did, and costs no other row."""
 
 import pytest
-from forked import Ranks, planned
+from forked import planned
 
 pytestmark = pytest.mark.ranks
 
 CELL = planned(strategy="z2", mode="emulated", world_size=4)
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks([CELL]) as started:
-        yield started
 
 
 def test_who_reads_outside_the_dispatcher_is_named(ranks):

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 from agreement import EXPERTS, MODELS, SMALL_BUCKETS, STRATEGIES, WORLD_SIZES, cross, emulated, real
-from forked import Ranks, planned
+from forked import planned
 
 pytestmark = pytest.mark.ranks
 
@@ -38,12 +38,6 @@ OPTIMIZERS = {
 
 def name(settings):
     return planned(**settings).label
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks([planned(**settings) for settings in CELLS]) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

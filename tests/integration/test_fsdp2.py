@@ -1,7 +1,7 @@
 """The outside baseline that shards: it trains like plain PyTorch, and every collective is counted, to the byte."""
 
 import pytest
-from forked import Ranks, planned
+from forked import planned
 
 pytestmark = pytest.mark.ranks
 
@@ -16,9 +16,8 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def records():
-    with Ranks(CELLS.values()) as ranks:
-        return {name: ranks.measure(cell) for name, cell in CELLS.items()}
+def records(ranks):
+    return {name: ranks.measure(cell) for name, cell in CELLS.items()}
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -2,7 +2,7 @@
 
 import pytest
 from exact import exact
-from forked import OFFER, Ranks, planned
+from forked import OFFER, planned
 
 import bench.job
 from bench.job import Job
@@ -25,12 +25,6 @@ MORE = [
     planned(strategy="z2", data={"kind": "text"}),
     planned(strategy="z3", model="gpt2-tiny", dtype="fp32", zero_optimization=SPLIT),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks(CELLS) as started:
-        yield started
 
 
 @pytest.mark.parametrize(

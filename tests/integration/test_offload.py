@@ -4,7 +4,7 @@ import json
 
 import pytest
 from agreement import SMALL_BUCKETS
-from forked import Ranks, planned
+from forked import planned
 
 pytestmark = pytest.mark.ranks
 
@@ -36,12 +36,6 @@ CROSSINGS = ("host_to_device_bytes", "device_to_host_bytes")
 
 def settings(name, world_size, **more):
     return {"strategy": name, "world_size": world_size} | SHAPE | more
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks([planned(**settings(*cell)) for cell in TABLE]) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ Every fault has a passing control: the same cell, measured without it, raises no
 """
 
 import pytest
-from forked import Ranks, planned
+from forked import planned
 
 pytestmark = pytest.mark.ranks
 
@@ -72,12 +72,6 @@ CASES = [
     ("the_meter_starts_after_the_model", Z1, "memory", "suspect", ""),
     ("the_peak_is_reset_before_it_is_read", DDP, "memory", "suspect", ""),
 ]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks([planned(**settings) for _, settings, *_ in CASES]) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

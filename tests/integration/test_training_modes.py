@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from agreement import SMALL_BUCKETS, emulated, measured
-from forked import Ranks, planned
+from forked import planned
 
 from bench.environment import fingerprint
 from bench.launch.deepspeed import environment
@@ -51,12 +51,6 @@ NOT_EXACT = {"step_temporaries"}
 
 def name(settings):
     return planned(**settings).label
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks([planned(**settings) for settings in CELLS + MORE]) as started:
-        yield started
 
 
 def expected_findings(settings):

@@ -5,7 +5,7 @@ import json
 
 import left_collectives
 import pytest
-from forked import Ranks, planned
+from forked import planned
 
 from bench.models.catalog import load_config
 from bench.models.modules import tensor_sizes
@@ -36,12 +36,6 @@ def hpz(steps):
 
 
 PLAIN = [{"strategy": "z1-bf16-optimizer"}, {"strategy": "z2-multi-rank-off"}, {"strategy": "z1-multi-rank-off"}]
-
-
-@pytest.fixture(scope="module")
-def ranks():
-    with Ranks([planned(**settings) for settings in (hpz(1), hpz(2), *PLAIN)]) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
