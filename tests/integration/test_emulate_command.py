@@ -11,7 +11,7 @@ pytestmark = pytest.mark.ranks
 
 
 def test_a_quick_answer(tmp_path):
-    options = ["--model", "gpt2-tiny", "--gpus", "2,64", "--strategy", "ddp,z3", "--results", tmp_path]
+    options = ["--model", "gpt2-tiny", "--gpus", "2,16", "--strategy", "ddp,z3", "--results", tmp_path]
     done = zerostage("emulate", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {record.label: record for record in read_records(tmp_path / "emulate")}
@@ -26,10 +26,10 @@ def test_a_quick_answer(tmp_path):
         assert record.timing is None
         assert record.losses == []
         assert (tmp_path / "emulate" / record.emulation.trace).is_file()
-    small, large = (rows[f"gpt2-tiny/z3/{where}/mbs1/gas1/s512/bf16/emulated"] for where in ("w2", "w64n8"))
+    small, large = (rows[f"gpt2-tiny/z3/{where}/mbs1/gas1/s512/bf16/emulated"] for where in ("w2", "w16n2"))
     assert {row.group for row in small.comm.collectives} == {"intra-node"}
     assert "inter-node" in {row.group for row in large.comm.collectives}
-    assert large.shards[0].optimizer_states * 30 < small.shards[0].optimizer_states
+    assert large.shards[0].optimizer_states * 7 < small.shards[0].optimizer_states
     assert "Reserved memory" in done.stdout
     assert "Throughput" not in done.stdout
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "emulate" / "records").iterdir()}

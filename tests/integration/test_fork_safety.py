@@ -59,6 +59,7 @@ def test_a_process_with_threads_cannot():
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_cells_are_launches_of_their_own_where_an_import_starts_a_thread(scenario_file):
     path = scenario_file({"strategy": ["z2", "ddp"]})
     done = zerostage("run", path, "--results", path.parent / "runs", fault="thread in the agent")

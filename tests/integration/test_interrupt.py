@@ -50,7 +50,7 @@ def ranks(run):
     return found
 
 
-@pytest.mark.parametrize("isolation", PROCESSES)
+@pytest.mark.parametrize("isolation", ["fork", pytest.param("process", marks=pytest.mark.slow)])
 def test_kill_9_of_the_runner_loses_no_row_and_leaves_no_rank(scenario_file, isolation):
     path = scenario_file({"strategy": ["z0", "z1", "z2"], "world_size": 2}, steps=60)
     run = path.parent / "runs" / path.stem
@@ -79,7 +79,13 @@ def test_kill_9_of_the_runner_loses_no_row_and_leaves_no_rank(scenario_file, iso
 
 @pytest.mark.parametrize(
     ("number", "isolation"),
-    [(signal.SIGINT, "fork"), (signal.SIGINT, "process"), (signal.SIGTERM, "fork"), (signal.SIGHUP, "fork")],
+    [
+        (signal.SIGINT, "fork"),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [(signal.SIGINT, "process"), (signal.SIGTERM, "fork"), (signal.SIGHUP, "fork")]
+        ),
+    ],
 )
 def test_ctrl_c_ends_every_process_and_says_how_to_go_on(scenario_file, number, isolation):
     path = scenario_file({"strategy": "z0", "world_size": 2}, steps=2000)

@@ -28,8 +28,15 @@ SHAPE = {
 }
 BASES = ("z2", "z3")
 OFFLOADED = {"z2-offload": "z2", "z3-offload": "z3", "z3-offload-param": "z3"}
-TABLE = [(name, ranks) for name in (*BASES, *OFFLOADED) for ranks in (1, 2)]
-HELD = [(name, ranks) for name, ranks in TABLE if name in OFFLOADED]
+
+
+def cells(names):
+    """Return the cells of ``names`` on two ranks, and on one those that are only run where slow tests are."""
+    alone = [pytest.param(name, 1, marks=pytest.mark.slow) for name in names]
+    return [*((name, 2) for name in names), *alone]
+
+
+TABLE, HELD = cells((*BASES, *OFFLOADED)), cells(OFFLOADED)
 FIGURES = ("device_peak_bytes", "device_steady_bytes", "host_peak_bytes", "host_steady_bytes")
 CROSSINGS = ("host_to_device_bytes", "device_to_host_bytes")
 
@@ -38,9 +45,21 @@ def settings(name, world_size, **more):
     return {"strategy": name, "world_size": world_size} | SHAPE | more
 
 
+class Made(dict):
+    """Records by cell, each made when it is asked for."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def __missing__(self, cell):
+        self[cell] = self.make(cell)
+        return self[cell]
+
+
 @pytest.fixture(scope="module")
 def measured(ranks):
-    return {cell: ranks.measure(planned(**settings(*cell))) for cell in TABLE}
+    return Made(lambda cell: ranks.measure(planned(**settings(*cell))))
 
 
 def emulate(ranks, path="cuda-like", rank=0, **axes):
@@ -54,7 +73,7 @@ def emulate(ranks, path="cuda-like", rank=0, **axes):
 @pytest.fixture(scope="module")
 def apart(ranks):
     """Return the cells with host and device told apart."""
-    return {cell: emulate(ranks, **settings(*cell)) for cell in TABLE if cell in HELD or cell[1] == 2}
+    return Made(lambda cell: emulate(ranks, **settings(*cell)))
 
 
 @pytest.mark.parametrize(("name", "world_size"), TABLE)

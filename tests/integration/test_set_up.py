@@ -50,7 +50,11 @@ def no_compiler(folder):
 @pytest.mark.parametrize(
     ("broken", "reasons"),
     [
-        (a_compiler_that_fails, ["shm.cpp:7:10: fatal error: immintrin.h: No such file or directory"]),
+        pytest.param(
+            a_compiler_that_fails,
+            ["shm.cpp:7:10: fatal error: immintrin.h: No such file or directory"],
+            marks=pytest.mark.slow,
+        ),
         (no_compiler, ["c++: not found", "there is no c++ on PATH: install a C++ compiler (g++)"]),
     ],
 )
@@ -93,6 +97,7 @@ def kill_while_it_compiles(extensions_folder, log):
     return lock
 
 
+@pytest.mark.slow
 def test_the_lock_of_a_build_that_was_killed_is_found_explained_and_cleared(scenario_file, tmp_path, monkeypatch):
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

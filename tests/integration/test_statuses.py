@@ -44,6 +44,7 @@ def test_a_rank_that_waits_for_one_that_sleeps_hangs_in_a_named_collective(scena
     assert record.reason.endswith(" s, killed")
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_one_that_works_is_only_out_of_time(scenario_file):
     record = out_of_time(scenario_file, "work in rank 1")
     assert record.status == "timeout", record.reason

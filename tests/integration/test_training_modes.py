@@ -24,15 +24,15 @@ EAGER = {"attn_implementation": "eager"}
 GAS, MICRO_2 = {"gradient_accumulation_steps": 2}, {"train_micro_batch_size_per_gpu": 2}
 SMALL = {"zero_optimization": SMALL_BUCKETS}
 CELLS = [
-    {"strategy": "z0"} | LORA,
     {"strategy": "z1"} | LORA | SMALL,
     {"strategy": "z2"} | LORA | SMALL | RECOMPUTE,
-    {"strategy": "z3"} | LORA | SMALL,
     {"strategy": "z3"} | LORA | SMALL | RECOMPUTE,
     {"strategy": "z3"} | FREEZE | SMALL | RECOMPUTE,
     {"strategy": "z3"} | SMALL | REENTRANT,
 ]
 MORE = [
+    {"strategy": "z0"} | LORA,
+    {"strategy": "z3"} | LORA | SMALL,
     {"strategy": "z3"} | LORA | SMALL | RECOMPUTE | GAS,
     {"strategy": "z1"} | LORA | SMALL | GAS,
     {"strategy": "z2"} | FREEZE | SMALL | GAS,
