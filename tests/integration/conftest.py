@@ -36,5 +36,5 @@ def scenario_file(tmp_path):
 @pytest.fixture(scope="session")
 def ranks():
     """Four warm ranks, started once for all tests that measure cells and break no agent."""
-    with Ranks([planned(world_size=4)]) as started:
+    with Ranks([planned(strategy="z0", world_size=4)]) as started:
         yield started
