@@ -388,6 +388,8 @@ def report_command(
     if rerun is not None or memory or traffic or traffic_summary or plots is not None:
         if len(folders) > 1:
             raise BenchError("--rerun, --traffic, --memory and --plots are of one run; name one")
+        if output or rows or by is not By.metric or format not in (Format.terminal, Format.markdown):
+            raise BenchError("--rerun, --traffic, --memory and --plots go with --format terminal or markdown alone")
         console = None if format is Format.markdown else _console()
         if rerun is not None:
             show_rerun(folders[0], rerun)

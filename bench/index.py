@@ -23,7 +23,10 @@ from bench.store import read_manifest, read_record
 from bench.validity.known_bad import judged_again
 
 _FILE = ["file", "mtime_ns", "num_bytes"]  # what a row stands for; no columns of the frame
-_SOURCES = ("analysis/frame.py", "analysis/columns.py", "record.py", "cell.py", "validity/known_bad.yaml")
+_SOURCES = (
+    *("analysis/frame.py", "analysis/columns.py", "record.py", "cell.py", "json_text.py"),
+    *("validity/known_bad.py", "validity/known_bad.yaml", "zero/stages.py", "zero/defaults.py"),
+)
 _AT_ONCE = 1000  # records held while rows are made of them
 
 

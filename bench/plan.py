@@ -24,6 +24,9 @@ from bench.target import emulated, is_emulated
 from bench.zero import features
 from bench.zero.theory import model_state_bytes
 
+# What begins the reason of a cell whose states alone need more memory than there is.
+MISFIT = "known misfit"
+
 
 class PlannedCell(BaseModel):
     """A cell with what is known before it runs.
@@ -239,7 +242,7 @@ def _skip_reason(cell: Cell, config: dict[str, Any], states: float | None, resou
         needed = states * (cell.world_size if resources.shared else 1)
         if needed > resources.memory_bytes:
             return (
-                f"known misfit: parameters, gradients and Adam states alone need {needed / 2**30:.1f} GiB, "
+                f"{MISFIT}: parameters, gradients and Adam states alone need {needed / 2**30:.1f} GiB, "
                 f"there are {resources.memory_bytes / 2**30:.1f} GiB; mode: emulated needs none of it"
             )
     return None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from bench import json_text
 from bench.cell import Cell
 from bench.errors import StoreError
 
@@ -384,6 +385,11 @@ class Record(_Model):
     batch_search: list[BatchTry] = []
 
     @property
+    def presentable(self) -> bool:
+        """Whether its numbers may be shown: it completed, and is not known to be wrong."""
+        return self.status == "completed" and self.validity != "invalid"
+
+    @property
     def spent_s(self) -> float:
         """Seconds that the launches of this row took, those of a search for its batch included; 0 without one."""
         return sum(each.wall_time_s for each in self.batch_search) or (self.launch.wall_time_s if self.launch else 0.0)
@@ -429,7 +435,7 @@ def parse_record(text: str, name: str) -> Record:
     """
     remedy = "move the file away and run the scenario again: only that cell will be measured"
     try:
-        data = json.loads(text)
+        data = json_text.read(text)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{name}: torn or damaged record ({error}); {remedy}") from None
     version = data.get("schema_version") if isinstance(data, dict) else None

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench import json_text
 from bench.errors import StoreError
 from bench.imports.row import ImportedRow, parse_row
 from bench.record import Record, parse_record
@@ -161,8 +162,8 @@ def read_manifest(run: Path) -> dict[str, Any]:
     if not path.is_file():
         raise StoreError(f"{run}: no run there (no manifest.json); name a folder that 'zerostage run' made")
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        manifest = json_text.read(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path}: cannot read the manifest: {error}") from None
     keys = {"scenario", "scenario_path", "scenario_name", "cells", "environment"}
     if (

@@ -19,8 +19,8 @@ def _same_cell(record: Record) -> str:
 
 
 def pairs(records: Iterable[Record]) -> list[tuple[Record, Record]]:
-    """Return each emulated row with the first measured one of the same cell, both completed, in order."""
-    done = [record for record in records if record.status == "completed" and record.memory and record.comm]
+    """Return each emulated row with the first measured one of the same cell, both presentable, in order."""
+    done = [record for record in records if record.presentable and record.memory and record.comm]
     measured: dict[str, Record] = {}
     for record in done:
         if record.provenance == "measured":

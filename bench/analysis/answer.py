@@ -10,10 +10,11 @@ from itertools import product
 import pandas as pd
 
 from bench.analysis.comparison import SAME
-from bench.analysis.tables import Table, groups, number
+from bench.analysis.tables import Table, failures, groups, number
 from bench.analysis.titles import Line
 from bench.analysis.units import mib
 
+_NO_ROOM = {"oom", "host_oom"}
 LAUNCHES = 3  # that a ranking by speed needs: steps of one launch are not independent
 
 
@@ -76,6 +77,7 @@ def _speed(lines: list[Line]) -> Answer | None:
     doubtful = [line for line in timed if line["times_suspect"] or line["figures_suspect"]]
     timed = [line for line in timed if line not in doubtful]
     aside = f" Left aside, their times being suspect: {', '.join(map(_name, doubtful))}." if doubtful else ""
+    aside += _no_candidates([f"{_name(line)}: {line['outcome']}" for line in lines if line["launches"] == 0])
     if len(timed) < 2:
         return _answer(
             lines, by, margin="not separated", why=f"Fewer than two rows have times to compare.{aside}{beyond}"
@@ -96,7 +98,8 @@ def _speed(lines: list[Line]) -> Answer | None:
 def _times(line: Line) -> str:
     low, high = (f"{line[f'step_time_{word}_s'] * 1e3:,.1f}" for word in ("min", "max"))
     spread = low if low == high else f"{low} to {high}"
-    return f"{_name(line)} {spread} ms ({line['launches']} launch{'es' if line['launches'] > 1 else ''})"
+    counted = f"{line['launches']} launch{'es' if line['launches'] > 1 else ''}"
+    return f"{_name(line)} {spread} ms ({counted}){failures(line)}"
 
 
 def _fits(line: Line) -> bool:
@@ -113,7 +116,15 @@ def _left_out(lines: list[Line]) -> str:
             said.append(f"{_name(line)} does not fit ({mib(line['peak_allocated_bytes'])})")
         elif line["figures_suspect"]:
             said.append(f"{_name(line)}: its figures are suspect")
+    return _no_candidates(said)
+
+
+def _no_candidates(said: list[str]) -> str:
     return f" Not candidates: {'; '.join(said)}." if said else ""
+
+
+def _with_failures(line: Line) -> str:
+    return f"{_name(line)}{failures(line)}"
 
 
 def _least(lines: list[Line], by: str, column: str, verb: str) -> Answer | None:
@@ -121,18 +132,19 @@ def _least(lines: list[Line], by: str, column: str, verb: str) -> Answer | None:
     known = [line for line in lines if _fits(line) and not line["figures_suspect"]]
     known = [line for line in known if number(line, column) is not None]
     if not known:
-        return _answer(lines, by, margin="none fits", why=_left_out(lines).strip())
+        room = any(_fits(line) if line["launches"] else set(line["outcome"].split("/")) - _NO_ROOM for line in lines)
+        return _answer(lines, by, margin="no row says" if room else "none fits", why=_left_out(lines).strip())
     known.sort(key=lambda line: float(line[column]))
     least = float(known[0][column])
     best = [line for line in known if line[column] == least]
     others = known[len(best) :]
-    why = f"{' and '.join(map(_name, best))} {verb}{'' if len(best) > 1 else 's'} {mib(least)}"
+    why = f"{' and '.join(map(_with_failures, best))} {verb}{'' if len(best) > 1 else 's'} {mib(least)}"
     if not others:
         return _answer(lines, by, strategy=", ".join(map(_name, best)), why=f"{why}.{_left_out(lines)}")
     second = others[0]
     less = 1 - least / second[column]
     margin = f"{less:.0%} less" if less >= 0.01 else f"{second[column] - least:,.0f} B less"
-    why += f", {_name(second)} {mib(second[column])}.{_left_out(lines)}"
+    why += f", {_with_failures(second)} {mib(second[column])}.{_left_out(lines)}"
     return _answer(lines, by, strategy=", ".join(map(_name, best)), margin=margin, runner_up=_name(second), why=why)
 
 

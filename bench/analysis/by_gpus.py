@@ -13,8 +13,8 @@ from bench.analysis.units import mib
 NOTE = (
     "By GPU count: 'ms' is the median step time, of the launches' medians where n > 1; '±' the distance between the "
     "quartiles of what it is the median of; 'n' launches, failed ones in brackets. 'vs best' is to the best of the "
-    "table: the highest tokens/s, the lowest memory or traffic. 'reserved' is measured on CUDA and modelled where "
-    "emulated; 'host' the highest resident set of a rank's process."
+    "rows that are in no doubt and fit: the highest tokens/s, the lowest memory or traffic. 'reserved' is measured on "
+    "CUDA and modelled where emulated; 'host' the highest resident set of a rank's process."
 )
 
 
@@ -40,34 +40,39 @@ _SHOWN = (
     _Shown("ms", "step_time_s", _ms, "times"),
     _Shown("±", "spread_s", _ms),
     _Shown("tokens/s per GPU", "tokens_per_second_per_gpu", lambda value: f"{value:,.0f}", "times"),
-    _Shown("vs {base}", "tokens_vs_base", _ratio),
-    _Shown("vs best", "tokens_vs_best", _ratio),
+    _Shown("vs {base}", "tokens_vs_base", _ratio, "times"),
+    _Shown("vs best", "tokens_vs_best", _ratio, "times"),
     _Shown("MFU", "mfu", lambda value: f"{value:.1%}", "times"),
     _Shown("peak", "peak_allocated_bytes", mib, "figures"),
-    _Shown("vs {base}", "peak_vs_base", _ratio),
-    _Shown("vs best", "peak_vs_best", _ratio),
+    _Shown("vs {base}", "peak_vs_base", _ratio, "figures"),
+    _Shown("vs best", "peak_vs_best", _ratio, "figures"),
     _Shown("reserved", "reserved_bytes", mib, "figures"),
     _Shown("fits", "fits", lambda value: "yes" if value else "no"),
     _Shown("host", "host_peak_rss_bytes", mib),
     _Shown("sent per step", "comm_wire_bytes_per_step", mib, "figures"),
-    _Shown("vs {base}", "sent_vs_base", _ratio),
-    _Shown("vs best", "sent_vs_best", _ratio),
+    _Shown("vs {base}", "sent_vs_base", _ratio, "figures"),
+    _Shown("vs best", "sent_vs_best", _ratio, "figures"),
 )
 
 
-def _mark(line: Line, marked: str | None) -> str:
-    if marked is None:
-        return ""
-    if line["figures_suspect"] or (marked == "times" and line["times_suspect"]):
+def _doubted(line: Line | None, marked: str | None) -> bool:
+    if line is None or marked is None:
+        return False
+    return bool(line["figures_suspect"] or (marked == "times" and line["times_suspect"]))
+
+
+def _mark(line: Line, base: Line | None, each: _Shown) -> str:
+    """Return ``?`` for a number, or one side of a ratio, in doubt; ``†`` of a number where only training is doubted."""
+    if _doubted(line, each.marked) or (each.column.endswith("_vs_base") and _doubted(base, each.marked)):
         return "?"
-    return "†" if line["training_suspect"] else ""
+    return "†" if each.marked and each.write is not _ratio and line["training_suspect"] else ""
 
 
-def _row(line: Line, shown: Sequence[_Shown]) -> list[str]:
+def _row(line: Line, base: Line | None, shown: Sequence[_Shown]) -> list[str]:
     cells = []
     for each in shown:
         value = number(line, each.column)
-        cells.append("" if value is None else each.write(value) + _mark(line, each.marked))
+        cells.append("" if value is None else each.write(value) + _mark(line, base, each))
     if line["launches"] == 0:
         cells[0] = words(line)
     return [
@@ -97,7 +102,9 @@ def _table(lines: list[Line], n: int) -> Table:
     header = [first_column(lines), *(each.heading.format(base=lines[0]["base"]) for each in shown), "n", "validity"]
     kinds = "/".join(dict.fromkeys(line["provenance"] for line in lines))
     title = f"N={n}, {kinds}" + (f", {LARGEST}" if lines[0]["view"] == LARGEST else "")
-    return Table(lines[0]["group"], title, header, [_row(at[name], shown) for name in names_of(lines)], block=1)
+    by_number = {line["line"]: line for line in lines}
+    rows = [_row(at[name], by_number.get(at[name]["base_line"]), shown) for name in names_of(lines)]
+    return Table(lines[0]["group"], title, header, rows, block=1)
 
 
 def tables(lines: pd.DataFrame) -> list[Table]:

@@ -144,7 +144,9 @@ COMPARISON: dict[str, Column] = {
     "step_time_min_s": Column("the fastest launch's step_time_s", "s"),
     "step_time_max_s": Column("the slowest launch's step_time_s", "s"),
     "step_time_vs_base": Column("step_time_s over that of base", "1"),
-    "step_time_vs_best": Column("step_time_s over the shortest of the group at this N", "1"),
+    "step_time_vs_best": Column(
+        "step_time_s over the shortest of the group at this N; as of all best, of rows in no doubt that fit", "1"
+    ),
     "tokens_vs_base": Column("tokens_per_second_per_gpu over that of base", "1"),
     "tokens_vs_best": Column("tokens_per_second_per_gpu over the highest of the group at this N", "1"),
     "peak_vs_base": Column("peak_allocated_bytes over that of base", "1"),

@@ -29,6 +29,9 @@ _RATIOS = (
 )
 
 
+_TIMED = {"step_time_s", "tokens_per_second_per_gpu"}
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Return the strategies of ``names``, each once: stages in their order, files as they come after them."""
     found, known = list(dict.fromkeys(names)), strategy_names()
@@ -60,7 +63,8 @@ def comparison(frame: pd.DataFrame, batch_key: str) -> pd.DataFrame:
     }
     parts = [_grouped(lines[lines["view"] == view], keys[view]) for view in (SAME, LARGEST)]
     parts[1]["group_number"] += parts[0]["group_number"].max() + 1 if len(parts[0]) else 0
-    return pd.concat([_beside(part) for part in parts if len(part)], ignore_index=True)
+    first = lines["run"].iloc[0] if several_runs(lines) else None
+    return pd.concat([_beside(part, first) for part in parts if len(part)], ignore_index=True)
 
 
 def _variants(lines: pd.DataFrame) -> pd.Series:
@@ -78,11 +82,13 @@ def _grouped(lines: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     return lines.assign(group_number=numbers, group=_titles(lines, numbers))
 
 
-def _beside(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of one view with their ratios to the base and to the best at the same GPU count."""
+def _beside(lines: pd.DataFrame, first: str | None) -> pd.DataFrame:
+    """Return the lines of one view with their ratios to the base and to the best at the same GPU count.
+
+    ``first`` is the run that the others are beside, ``None`` where there is one run alone.
+    """
     place = ["group_number", "world_size"]
-    if several_runs(lines):
-        first = lines["run"].iloc[0]
+    if first is not None:
         lines = lines.assign(base=first)
         bases, by = lines[lines["run"] == first], [*place, "strategy", "stack"]
     else:
@@ -96,11 +102,18 @@ def _beside(lines: pd.DataFrame) -> pd.DataFrame:
         if metric not in lines:
             continue
         beside = lines["base_line"].map(bases[metric])
-        best = lines.groupby(place)[metric].transform("min" if least else "max")
+        leads = lines[metric].where(_can_lead(lines, timed=metric in _TIMED))
+        best = leads.groupby([lines[key] for key in place]).transform("min" if least else "max")
         for word, other in (("base", beside), ("best", best)):
             allowed = (other != 0) & (unequal or lines["view"].iloc[0] == SAME)
             lines[f"{name}_vs_{word}"] = (lines[metric] / other.where(allowed)).astype("float64")
     return lines
+
+
+def _can_lead(lines: pd.DataFrame, *, timed: bool) -> pd.Series:
+    """Whether a line may be the best: its figures can be relied on, and it fits, as far as that is emulated."""
+    doubted = lines["figures_suspect"] | (lines["times_suspect"] if timed else False)
+    return ~doubted & lines["fits"].fillna(True).astype(bool) if "fits" in lines else ~doubted
 
 
 def _base(strategies: pd.Series) -> str:

@@ -35,7 +35,7 @@ _MACHINE: dict[str, Callable[[dict[str, Any]], Any]] = {
 _NOT_SETTINGS = {"matrix", "include", "exclude", "description"}
 # What rows that a table sets side by side may be configured differently in without its showing.
 _NAMED = 3  # of what keeps runs from being compared, the first few
-_CONFIGURED = ("zero_optimization", "deepspeed", "seed", "lora", "freeze")
+_CONFIGURED = ("zero_optimization", "deepspeed", "lora", "freeze")
 
 
 def _said(what: str, values: dict[str, Any]) -> str:
@@ -65,20 +65,23 @@ def differences(frame: pd.DataFrame, manifests: dict[str, dict[str, Any]]) -> li
     kinds = {what: {str(run): _values(rows, name) for run, rows in ran} for what, name in columns.items()}
     kinds |= {what: {run: read(m["environment"]) for run, m in manifests.items()} for what, read in _MACHINE.items()}
     stack = [what for what, values in kinds.items() if _differ(values)]
-    lines = [_said(what, kinds[what]) for what in stack]
     settings = {
         name: {run: m["scenario"].get(name) for run, m in manifests.items()} for name in _scenario_keys(manifests)
     }
+    settings = {name: values for name, values in settings.items() if _differ(values)}
+    configured = _configured(frame)
+    lines = [_said(what, kinds[what]) for what in stack]
     lines += [
         _said(f"scenario's {name}", {run: json.dumps(value) for run, value in values.items()})
         for name, values in settings.items()
-        if _differ(values)
     ]
-    lines += _configured(frame)
+    lines += [line for each in configured.values() for line in each]
     if not lines:
         return ["Nothing differs between the runs' stacks, machines and settings."]
-    several = f"{len(lines)} things differ between the runs, and a difference of figures may come from any of them."
-    return ([several] if len(lines) > 1 else ["One thing differs between the runs."]) + lines
+    # A setting of the scenario is a setting of many strategies, and yet one.
+    count = len(stack) + len(settings.keys() | configured.keys())
+    several = f"{count} things differ between the runs, and a difference of figures may come from any of them."
+    return ([several] if count > 1 else ["One thing differs between the runs."]) + lines
 
 
 def _scenario_keys(manifests: dict[str, dict[str, Any]]) -> list[str]:
@@ -91,14 +94,14 @@ def _place(frame: pd.DataFrame) -> list[str]:
     return [*controls(frame), "strategy", "world_size", "train_batch_size", "largest_batch"]
 
 
-def _configured(frame: pd.DataFrame) -> list[str]:
-    """Return which strategies are called the same in two runs and are configured otherwise."""
-    lines = []
+def _configured(frame: pd.DataFrame) -> dict[str, list[str]]:
+    """Return by setting which strategies are called the same in two runs and are configured otherwise."""
+    lines: dict[str, list[str]] = {}
     for name in (column for column in _CONFIGURED if column in frame):
         for strategy, rows in frame.groupby("strategy", sort=False):
             values = {str(run): _values(of, name) for run, of in rows.groupby("run", sort=False)}
             if len(values) > 1 and _differ(values):
-                lines.append(_said(f"{name} of {strategy}", values))
+                lines.setdefault(name, []).append(_said(f"{name} of {strategy}", values))
     return lines
 
 

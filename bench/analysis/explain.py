@@ -31,7 +31,7 @@ def usable(records: Iterable[Record]) -> list[Record]:
     """Return one record per cell and stack, the first launch that completed and is not known to be wrong."""
     found: dict[tuple[str, str | None], Record] = {}
     for record in records:
-        if record.status == "completed" and record.validity != "invalid":
+        if record.presentable:
             found.setdefault((record.cell_id, record.requested_stack), record)
     return list(found.values())
 

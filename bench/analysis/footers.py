@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from bench.analysis.cells import keys
+from bench.analysis.cells import keys, presentable
 from bench.analysis.comparison import BASELINE
 from bench.analysis.stacks import stack_notes
 from bench.analysis.tables import metrics_of
@@ -56,15 +56,19 @@ def _ratios(frame: pd.DataFrame) -> str:
 
 
 def _launches(measured: pd.DataFrame) -> list[str]:
+    """Return how many launches stand behind a number."""
     if measured.empty:
         return []
-    launches = measured.groupby(keys(measured), dropna=False).size().max()
+    launches = presentable(measured).groupby(keys(measured), dropna=False).size()
+    if launches.empty:
+        return []
+    least, most = launches.min(), launches.max()
     return [
-        f"Launches per cell: {launches}"
-        + (" (median shown)" if launches > 1 else "")
+        f"Launches per cell: {most if least == most else f'{least} to {most}'}"
+        + (" (median shown)" if most > 1 else "")
         + (
             ". Steps of one launch are not independent: below 3 launches, a difference in speed is not separated."
-            if launches < 3
+            if least < 3
             else "."
         )
     ]

@@ -5,7 +5,7 @@ less memory gets a larger batch here, so the order of the strategies may be anot
 """
 
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,13 @@ from bench.analysis.tables import Table, first_column, groups, names_of, number
 from bench.analysis.titles import Line
 from bench.analysis.units import mib
 
-_KEYS = [name for name in CONTROLS if name != "train_micro_batch_size_per_gpu"]
+_KEYS = [
+    *(name for name in CONTROLS if name != "train_micro_batch_size_per_gpu"),
+    *("gradient_accumulation_steps", "world_size", "requested_stack"),
+]
+# What rows of one view must share besides: then the median of a strategy is of one cell.
+_SAME = ["train_micro_batch_size_per_gpu"]
+_LARGEST = ["batch_budget_bytes", "batch_at_most"]
 
 NOTE = (
     "Two comparisons, never in one table: the same global batch holds the work of a step equal; the largest batch that "
@@ -105,11 +111,11 @@ def notes(frame: pd.DataFrame) -> list[str]:
     if searched.empty:
         return []
     lines = [NOTE]
-    keys = [*_KEYS, "world_size", "requested_stack"]
+    keys = [*_KEYS, *(["run"] if "run" in frame else [])]
     for values, group in frame.groupby(keys, sort=False, dropna=False):
         where = dict(zip(keys, values, strict=True))
-        largest = group[group["largest_batch"]]
-        for _, same in group[~group["largest_batch"]].groupby("train_batch_size", sort=False):
+        one, other = group[~group["largest_batch"]], group[group["largest_batch"]]
+        for (_, same), (_, largest) in product(one.groupby(_SAME), other.groupby(_LARGEST, dropna=False)):
             lines += [line for ordered in _ORDERED if (line := _differs(ordered, where, same, largest))]
     return lines
 
@@ -127,9 +133,12 @@ def _differs(
     first, second = (", ".join(sorted(both, key=values.__getitem__, reverse=most_first)) for values in (here, there))
     timed, rows = column == "tokens_per_second_per_gpu", pd.concat([same, largest])
     doubts = ["some times are suspect"] if timed and _late(rows) else []
-    doubts += ["below 3 launches: not separated"] if timed and rows.groupby("cell_id").size().min() < 3 else []
+    launches = presentable(rows).groupby("cell_id").size().min()
+    doubts += ["below 3 launches: not separated"] if timed and launches < 3 else []
+    place = f"N={where['world_size']}, GAS {where['gradient_accumulation_steps']}"
+    of = [where[name] for name in ("requested_stack", "run") if not pd.isna(where.get(name))]
     return (
-        f"The order of the strategies by {words} is another, {where['model']} at N={where['world_size']}"
+        f"The order of the strategies by {words} is another, {where['model']} at {', '.join([place, *of])}"
         f"{' emulated' if where['emulation'] else ''}: {first} at the same global batch "
         f"{same['train_batch_size'].iloc[0]}; {second} at the largest batch that fits"
         f"{' (' + '; '.join(doubts) + ')' if doubts else ''}."

@@ -55,7 +55,7 @@ def offload(records: Iterable[Record]) -> list[Table]:
     """Return one table over all rows that offload, each cell once; none where there is no such row."""
     rows: dict[tuple[str, str | None], list[str]] = {}
     for record in records:
-        if record.offload is not None:
+        if record.offload is not None and record.presentable:
             cell = record.cell
             parts = (cell.model_name, cell.strategy_name, f"N={cell.world_size}", record.requested_stack)
             name = " ".join([*filter(None, parts), *(["emulated"] if cell.emulation is not None else [])])

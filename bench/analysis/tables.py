@@ -202,16 +202,26 @@ def tables(lines: pd.DataFrame, records: Sequence[Record] = ()) -> list[Table]:
     return found
 
 
+def one_line(text: str) -> str:
+    """Return a text from outside, such as a reason, so that it ends no line of a Markdown list or table."""
+    return " ".join(filter(None, map(str.strip, text.splitlines())))
+
+
+def _cells(row: Iterable[str]) -> list[str]:
+    return [one_line(text).replace("|", "\\|") for text in row]
+
+
 def markdown(found: Iterable[Table], notes: Iterable[str]) -> str:
     """Lay tables and notes out as Markdown."""
     parts: list[str] = []
     heading = ""
     for table in found:
         aligned = ("left", *["right"] * (len(table.header) - 1))
-        body = tabulate(table.rows, table.header, "pipe", colalign=aligned, disable_numparse=True)
+        rows, header = [_cells(row) for row in table.rows], _cells(table.header)
+        body = tabulate(rows, header, "pipe", colalign=aligned, disable_numparse=True)
         if table.group != heading:
             heading = table.group
-            parts.append(f"## {heading}\n")
-        parts.append(f"### {table.title}\n\n{body}\n")
-        parts += [f"> {sentence}\n" for sentence in table.explained]
-    return "\n".join(parts) + "\n" + "\n".join(f"- {note}" for note in notes) + "\n"
+            parts.append(f"## {one_line(heading)}\n")
+        parts.append(f"### {one_line(table.title)}\n\n{body}\n")
+        parts += [f"> {one_line(sentence)}\n" for sentence in table.explained]
+    return "\n".join(parts) + "\n" + "\n".join(f"- {one_line(note)}" for note in notes) + "\n"

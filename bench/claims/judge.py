@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from bench.claims import order, pair, published, separate, speed, states, whole
 from bench.claims.claim import Claim, Found, text
 from bench.claims.verdict import Evidence, Text, Verdict, Word
+from bench.claims.words import PROVENANCE
 from bench.record import Record
 
 CLAIMS: tuple[Claim, ...] = (
@@ -60,15 +61,12 @@ def _counted(evidence: Sequence[Evidence]) -> Text:
     stacks = sorted({row.stack.removeprefix("deepspeed ") for row in evidence})
     shown = {
         "en": " and ".join(f"{count} {kind}" for kind, count in kinds.items() if count),
-        "zh": "、".join(f"{count} 行{_KINDS[kind]}" for kind, count in kinds.items() if count),
+        "zh": "、".join(f"{count} 行{PROVENANCE[kind]['zh']}" for kind, count in kinds.items() if count),
     }
     return text(
         f"{shown['en']} (DeepSpeed {', '.join(stacks)})",
         f"{shown['zh']}（DeepSpeed {'、'.join(stacks)}）",
     )
-
-
-_KINDS = {"measured": "实测", "emulated": "模拟"}
 
 
 def _because(claim: Claim, word: Word, found: Found, leaves: list[separate.Leaf] | None) -> Text:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from bench.analysis.units import mib
 from bench.claims.claim import Claim, Found, text
 from bench.claims.held import held
-from bench.claims.rows import beside, counted_rows, evidence, name, stage
+from bench.claims.rows import Near, beside, counted_rows, evidence, name, near, stage
 from bench.claims.verdict import Text
 from bench.record import Record
 
@@ -30,7 +30,7 @@ def less(here: float, there: float) -> bool:
 
 
 def at_stages(
-    record: Record, rows: Sequence[Record], wanted: Sequence[str], measure: Callable[[Record], float | None]
+    record: Record, rows: Near, wanted: Sequence[str], measure: Callable[[Record], float | None]
 ) -> tuple[list[Record], list[float]] | None:
     """Return the rows of the stages ``wanted`` beside ``record``, and their figures; ``None`` where one is missing."""
     found = [record if stage(record) == wanted_stage else beside(record, rows, wanted_stage) for wanted_stage in wanted]
@@ -46,9 +46,9 @@ def _listed(rows: Sequence[Record], figures: Sequence[float]) -> str:
 
 def _memory_order(records: Sequence[Record]) -> Found:
     rows = counted_rows(records)
-    found = []
+    found, others = [], near(rows)
     for record in rows:
-        of = at_stages(record, rows, ("z0", "z2", "z3"), peak) if stage(record) == "z3" else None
+        of = at_stages(record, others, ("z0", "z2", "z3"), peak) if stage(record) == "z3" else None
         if of is None:
             continue
         z0, z2, z3 = of[1]
@@ -61,12 +61,14 @@ def _memory_order(records: Sequence[Record]) -> Found:
 def _plain_data_parallel(rows: Sequence[Record]) -> list[Text]:
     """Whether stage 0 saves anything against torch DDP, which the claim also has."""
     ratios, whole = [], 0
+    ddp: dict[str, Record] = {}  # by settings without a release of DeepSpeed, which torch DDP does not know
     for record in rows:
-        ddp = [
-            row for row in rows if row.cell.strategy == "ddp" and _as_ddp(row) == _as_ddp(record)
-        ]  # torch DDP knows no release of DeepSpeed
-        here, there = peak(record), peak(ddp[0]) if ddp else None
-        if stage(record) == "z0" and here and there:
+        if record.cell.strategy == "ddp":
+            ddp.setdefault(_as_ddp(record), record)
+    for record in rows:
+        other = ddp.get(_as_ddp(record)) if stage(record) == "z0" else None
+        here, there = peak(record), peak(other) if other else None
+        if here and there:
             ratios.append(here / there)
             whole += held(record, "parameters") == held(record, "optimizer states") == "whole"
     if not ratios:
@@ -89,9 +91,9 @@ def _as_ddp(record: Record) -> str:
 
 def _traffic_order(records: Sequence[Record]) -> Found:
     rows = counted_rows(records)
-    found, groups = [], []
+    found, groups, others = [], [], near(rows)
     for record in rows:
-        of = at_stages(record, rows, ("z0", "z2", "z3"), sent) if stage(record) == "z3" else None
+        of = at_stages(record, others, ("z0", "z2", "z3"), sent) if stage(record) == "z3" else None
         if of is None:
             continue
         z0, z2, z3 = of[1]

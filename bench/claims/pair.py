@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from bench.analysis.units import mib
 from bench.claims.claim import Claim, Found, text
 from bench.claims.order import less, peak, sent
-from bench.claims.rows import beside, counted_rows, evidence, stage
+from bench.claims.rows import beside, counted_rows, evidence, near, stage
 from bench.claims.verdict import Text
 from bench.record import Record
 
 
 def pairs(rows: Sequence[Record]) -> list[tuple[Record, Record]]:
     """Return rows of stage 2, each with the row of stage 1 that differs in nothing else."""
-    twos = [row for row in rows if stage(row) == "z2"]
-    return [(two, one) for two in twos if (one := beside(two, rows, "z1")) is not None]
+    twos, found = [row for row in rows if stage(row) == "z2"], near(rows)
+    return [(two, one) for two in twos if (one := beside(two, found, "z1")) is not None]
 
 
 def _look(records: Sequence[Record]) -> Found:

@@ -14,6 +14,9 @@ STAGES = ("z0", "z1", "z2", "z3")
 # subject, not a doubt.
 _SUBJECT = {"known-bad release", "sharding"}
 _LIMITS = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+# ZeRO++ and MiCS: with these, what is shared out, among whom and in how many bytes is not as the stage defines it.
+_NOT_PLAIN = ("zero_hpz_", "zero_quantized_", "mics_")
+_OFF = {("zero_hpz_partition_size", 1), ("mics_shard_size", -1)}
 
 
 def doubts(record: Record) -> list[Finding]:
@@ -22,33 +25,55 @@ def doubts(record: Record) -> list[Finding]:
 
 
 def held_rows(records: Iterable[Record]) -> list[Record]:
-    """Return the rows that say what a rank holds: one per cell and stack, completed, not invalid, not in doubt."""
+    """Return the rows that say what a rank holds: one per cell and place, completed, not invalid, not in doubt."""
     return _first(row for row in records if {found.check for found in doubts(row)} <= _SUBJECT)
 
 
 def counted_rows(records: Iterable[Record]) -> list[Record]:
-    """Return the rows whose bytes can be relied on, one per cell and stack."""
+    """Return the rows whose bytes can be relied on, one per cell and place."""
     return _first(row for row in records if not doubts(row))
 
 
 def _first(records: Iterable[Record]) -> list[Record]:
+    # A cell has one id on every machine, and of several runs each may have another release installed.
+    found: dict[tuple[str, str | None, str, str], Record] = {}
+    for record in records:
+        if record.presentable and record.cell.world_size > 1:
+            place = record.cell_id, record.requested_stack, release(record), record.device
+            found.setdefault(place, record)
+    return list(found.values())
+
+
+def refused(records: Iterable[Record], wanted: str) -> list[Record]:
+    """Return the rows of stage ``wanted`` that ended in a configuration error, one per cell and stack."""
     found: dict[tuple[str, str | None], Record] = {}
     for record in records:
-        if record.status == "completed" and record.validity != "invalid" and record.cell.world_size > 1:
+        if stage(record) == wanted and record.status == "config_error" and record.cell.world_size > 1:
             found.setdefault((record.cell_id, record.requested_stack), record)
     return list(found.values())
 
 
 def stage(record: Record) -> str | None:
-    """Return ``z0`` to ``z3`` where all that a stage shards is on the device, ``None`` for every other strategy."""
+    """Return ``z0`` to ``z3`` where a stage alone decides who holds what, all of it on the device; else ``None``."""
     cell = record.cell
-    return cell.strategy if cell.strategy in STAGES and not cell.on_host and not cell.deepspeed else None
+    if cell.strategy not in STAGES or cell.on_host or cell.deepspeed:
+        return None
+    beyond = (each for each in cell.zero_optimization.items() if each[0].startswith(_NOT_PLAIN))
+    return None if any(value and (key, value) not in _OFF for key, value in beyond) else cell.strategy
 
 
 def settings(record: Record) -> str:
     """Return what rows must share to be compared: everything but strategy and keys of ``zero_optimization``."""
-    apart = {"strategy", "name", "zero_optimization", "deepspeed"}
-    return "|".join([record.cell.model_dump_json(exclude=apart), release(record), record.device])
+    return "|".join([_beside_strategy(record), release(record), record.device])
+
+
+def _beside_strategy(record: Record) -> str:
+    return record.cell.model_dump_json(exclude={"strategy", "name", "zero_optimization", "deepspeed"})
+
+
+def requested(record: Record) -> str:
+    """Return the same of what was asked for: a row that never ran knows no release."""
+    return "|".join([_beside_strategy(record), record.requested_stack or "", record.device])
 
 
 def alike(one: Record, other: Record) -> bool:
@@ -58,9 +83,21 @@ def alike(one: Record, other: Record) -> bool:
     return all(here.get(key) == there.get(key) for key in shared)
 
 
-def beside(record: Record, rows: Sequence[Record], wanted: str) -> Record | None:
+# Rows by what they share and their stage.
+Near = dict[tuple[str, str | None], list[Record]]
+
+
+def near(rows: Iterable[Record]) -> Near:
+    """Return ``rows`` so that those beside each other are found without a look at all the others."""
+    found: Near = defaultdict(list)
+    for row in rows:
+        found[settings(row), stage(row)].append(row)
+    return dict(found)
+
+
+def beside(record: Record, rows: Near, wanted: str) -> Record | None:
     """Return the row of stage ``wanted`` that differs from ``record`` in nothing else; plain before variants."""
-    same = [row for row in rows if stage(row) == wanted and settings(row) == settings(record) and alike(row, record)]
+    same = [row for row in rows.get((settings(record), wanted), []) if alike(row, record)]
     return min(same, key=lambda row: row.cell.strategy_name != wanted, default=None)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from bench.claims.claim import text
 from bench.claims.fits import lowest_that_fits
 from bench.claims.order import SAME, less, peak, sent
-from bench.claims.rows import beside, counted_rows, evidence, stage
+from bench.claims.rows import beside, counted_rows, evidence, near, stage
 from bench.claims.separate import separated, where
 from bench.claims.speed import groups as timed_groups
 from bench.claims.verdict import Text
@@ -30,8 +30,9 @@ def selection(records: Sequence[Record]) -> list[Text]:
 def _ratios(rows: Sequence[Record], high: str, low: str) -> Ratios:
     """Return rows of stage ``high`` with their peak and traffic over those of the row of stage ``low`` beside them."""
     found: Ratios = []
+    others = near(rows)
     for row in rows:
-        other = beside(row, rows, low) if stage(row) == high else None
+        other = beside(row, others, low) if stage(row) == high else None
         if other is None:
             continue
         memory, traffic = (peak(row), peak(other)), (sent(row), sent(other))

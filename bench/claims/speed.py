@@ -5,18 +5,18 @@ A stage is faster than another where each of its launches is faster than each of
 not independent, launches are. Else the two are not separated, and the group is no evidence.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.claims.claim import Claim, Found, text
 from bench.claims.fits import lowest_that_fits
-from bench.claims.rows import STAGES, alike, counted_rows, doubts, evidence, settings, stage
+from bench.claims.rows import STAGES, alike, counted_rows, doubts, evidence, release, requested, stage
 from bench.claims.verdict import Evidence, Text
+from bench.plan import MISFIT
 from bench.record import Record
 
 LAUNCHES = 3
-_NO_ROOM = ("oom", "skipped")  # skipped: its states alone do not fit
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,28 @@ class Group:
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
-    """Return the groups in which every one of the stages 0 to 3 was timed in three launches, or had no room."""
-    apart: defaultdict[str, list[Record]] = defaultdict(list)
+    """Return the groups in which every one of the stages 0 to 3 was timed in three launches, or had no room.
+
+    Launches are of one group if they ran on one kind of GPU, under one release of DeepSpeed and of PyTorch. A row
+    without room does not say on which, so it counts where its settings were timed in one place alone.
+    """
+    timed: defaultdict[tuple[str, ...], list[Record]] = defaultdict(list)
+    failed: defaultdict[str, list[Record]] = defaultdict(list)
     for record in records:
-        if record.device == "cuda" and record.cell.world_size > 1 and record.provenance == "measured" and stage(record):
-            apart[settings(record)].append(record)
-    return [group for rows in apart.values() if (group := _group(rows)) is not None]
+        if record.device != "cuda" or record.cell.world_size == 1 or record.provenance != "measured":
+            continue
+        if stage(record) and record.status == "completed":
+            place = record.device_name or "", release(record), record.stack.get("torch", "")
+            timed[requested(record), *place].append(record)
+        elif stage(record) and _had_no_room(record):
+            failed[requested(record)].append(record)
+    places = Counter(asked for asked, *_ in timed)
+    apart = [rows + (failed[asked] if places[asked] == 1 else []) for (asked, *_), rows in timed.items()]
+    return [group for rows in apart if (group := _group(rows)) is not None]
+
+
+def _had_no_room(record: Record) -> bool:
+    return record.status == "oom" or (record.status == "skipped" and (record.reason or "").startswith(MISFIT))
 
 
 def _group(rows: list[Record]) -> Group | None:
@@ -69,7 +85,7 @@ def _group(rows: list[Record]) -> Group | None:
         if row.status == "completed" and usable and timing is not None and not timing.suspect_reasons:
             times[at].append(timing.step_time_s)
             shown.setdefault(at, row)
-        elif row.status in _NO_ROOM:
+        elif row.status != "completed":
             no_room.add(at)
     enough = {at: each for at, each in times.items() if len(each) >= LAUNCHES}
     if not enough or enough.keys() | no_room != set(STAGES):

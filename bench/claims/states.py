@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from bench.claims.claim import Claim, Found, text
 from bench.claims.held import WORDS, held, listed, share, shared_states
-from bench.claims.rows import beside, evidence, held_rows, name, stage
+from bench.claims.rows import beside, evidence, held_rows, name, near, refused, requested, stage
 from bench.claims.verdict import Evidence, Text
 from bench.record import Record
 
@@ -63,9 +63,9 @@ def _difference(higher: str, lower: str, added: frozenset[str]) -> Callable[[Seq
 
     def look(records: Sequence[Record]) -> Found:
         rows = held_rows(records)
-        found = []
+        found, below = [], near(rows)
         for record in rows:
-            other = beside(record, rows, lower) if stage(record) == higher else None
+            other = beside(record, below, lower) if stage(record) == higher else None
             here, there = shared_states(record), shared_states(other) if other else None
             if other is None or here is None or there is None:
                 continue
@@ -100,16 +100,19 @@ def _shards_only(wanted_stage: str, states: frozenset[str]) -> Callable[[Sequenc
 def _no_stage_1(records: Sequence[Record]) -> Found:
     """Asked for stage 1, DeepSpeed would refuse, run another stage, or shard nothing."""
     found: list[Evidence] = []
-    for record in records:
-        if stage(record) == "z1" and record.status == "config_error":
-            reason = record.reason or ""
-            found.append(evidence(record, True, text(f"refused: {reason}", f"被拒绝：{reason}")))
     rows = held_rows(records)
+    above = near(rows)
+    for record in refused(records, "z1"):
+        # What refuses every stage is no word on this one.
+        others = [other for other in rows if stage(other) and requested(other) == requested(record)]
+        if others:
+            reason = record.reason or ""
+            found.append(evidence(record, True, text(f"refused: {reason}", f"被拒绝：{reason}"), others))
     for record in rows:
         runs = record.effective.get("zero_stage")
         if stage(record) != "z1" or runs is None:
             continue
-        others = [other for wanted in ("z2", "z3") if (other := beside(record, rows, wanted))]
+        others = [other for wanted in ("z2", "z3") if (other := beside(record, above, wanted))]
         same = [name(o) for o in others if (own := shared_states(o)) is not None and own == shared_states(record)]
         shards = shared_states(record)
         what = ("", "") if shards is None else (f", shards {listed(shards, 'en')}", f"，切分：{listed(shards, 'zh')}")

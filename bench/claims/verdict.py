@@ -6,7 +6,6 @@ from typing import Any, Literal
 Word = Literal["confirmed", "refuted", "depends-on", "not-yet-measured"]
 Kind = Literal["states", "memory", "traffic", "speed"]
 Text = dict[str, str]  # by language: en, zh
-LANGUAGES = ("en", "zh")
 
 
 @dataclass(frozen=True)

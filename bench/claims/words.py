@@ -23,12 +23,6 @@ DEFINITIONS: dict[str, Text] = {
         "没有能判断的行；他人已发表的数据列在旁边，但不作判定",
     ),
 }
-KINDS: dict[str, Text] = {
-    "states": text("states", "状态"),
-    "memory": text("memory", "内存"),
-    "traffic": text("traffic", "通信"),
-    "speed": text("speed", "速度"),
-}
 PROVENANCE: dict[str, Text] = {
     "measured": text("measured", "实测"),
     "emulated": text("emulated", "模拟"),

@@ -4,11 +4,11 @@ It is no ``bench.record.Record``: a file from elsewhere does not know the settin
 cells can ever be handed one.
 """
 
-import json
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from bench import json_text
 from bench.errors import StoreError
 from bench.record import Finding, Status, Validity
 
@@ -62,7 +62,7 @@ def parse_row(text: str, name: str) -> ImportedRow:
     """
     remedy = "move the file away and import its source again"
     try:
-        data = json.loads(text)
+        data = json_text.read(text)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{name}: torn or damaged imported row ({error}); {remedy}") from None
     version = data.get("imported_version") if isinstance(data, dict) else None

@@ -17,8 +17,8 @@ from bench.record import Record
 
 __all__ = ["PAGE_LIMIT", "Plot", "plots", "save", "svg_text"]
 
-# How many groups of rows a page has room for, per kind of plot.
-PAGE_LIMIT = 3
+# How many groups of rows a page has room for, per kind of plot: one takes half a second to draw, and 25 KB.
+PAGE_LIMIT = 2
 
 
 def plots(records: Sequence[Record], *, limit: int | None = None) -> list[Plot]:

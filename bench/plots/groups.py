@@ -37,11 +37,6 @@ def plain(text: str) -> str:
     return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + "…"
 
 
-def presentable(record: Record) -> bool:
-    """Return whether the record's numbers may be shown: completed, and not known to be wrong."""
-    return record.status == "completed" and record.validity != "invalid"
-
-
 def doubtful(record: Record, *, timed: bool = False) -> bool:
     """Return whether the record's figures, with ``timed`` its times too, are not to be relied on."""
     found = any(f.affects == "figures" and f.verdict in ("suspect", "invalid") for f in record.findings)
@@ -165,13 +160,13 @@ def _entries(records: Sequence[Record], largest: bool) -> list[Entry]:
         launches, key=lambda key: (key[0], strategies.index(key[1]), stacks.index(key[2]))
     ):
         own = launches[n, strategy, stack, cell_id]
-        good = tuple(record for record in own if presentable(record))
+        good = tuple(record for record in own if record.presentable)
         name = plain(strategy) + (f" {plain(stack)}" if stacked else "")
         if largest and good:
             name += f", micro batch {good[0].cell.train_micro_batch_size_per_gpu}"
         if any(entry.name == name and entry.world_size == n for entry in found):
             name += f" ({cell_id})"
-        bad = tuple(record for record in own if not presentable(record))
+        bad = tuple(record for record in own if not record.presentable)
         found.append(Entry(name, strategy, stack if stacked else None, n, good, bad))
     return found
 

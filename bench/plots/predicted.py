@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from bench.analysis.agreement import pairs
 from bench.analysis.comparison import in_order
 from bench.plots.axes import WIDTH_IN, legend, size
-from bench.plots.groups import plain, presentable
+from bench.plots.groups import plain
 from bench.plots.plot import Plot
 from bench.plots.style import INK, Look
 from bench.plots.throughput import marker
@@ -69,7 +69,7 @@ def traffic_pairs(records: Sequence[Record]) -> list[Pair]:
 
 
 def _predicted(records: Sequence[Record], provenance: str) -> list[Panel]:
-    rows = [record for record in records if record.provenance == provenance and presentable(record)]
+    rows = [record for record in records if record.provenance == provenance and record.presentable]
     counted = "counted on real ranks" if provenance == "measured" else "counted on an emulated rank"
     panels = [
         Panel("Memory at each moment", "predicted (bytes)", f"{counted} (bytes)", memory_pairs(rows)),
@@ -80,7 +80,7 @@ def _predicted(records: Sequence[Record], provenance: str) -> list[Panel]:
 
 def _emulated(records: Sequence[Record]) -> list[Panel]:
     peaks, moved = [], []
-    for measured, emulated in pairs(record for record in records if presentable(record)):
+    for measured, emulated in pairs(records):
         assert measured.memory and emulated.memory and measured.comm and emulated.comm  # noqa: PT018
         assert emulated.emulation and emulated.cell.emulation  # noqa: PT018
         rank, name = emulated.cell.emulation.rank, emulated.cell.strategy_name

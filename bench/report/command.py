@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.analysis import answer, imported, memory, traffic
 from bench.analysis.long import long
-from bench.analysis.tables import Table, markdown
+from bench.analysis.tables import Table, markdown, one_line
 from bench.errors import BenchError, StoreError
 from bench.imports.row import ImportedRow
 from bench.loading import together
@@ -76,7 +76,7 @@ def report(folders: Sequence[Path], wanted: Wanted, console: Console) -> None:
         return
     said = _gathered(folders, wanted.by)
     if wanted.form == "markdown":
-        head = "".join(f"> **{sentence}**\n>\n" for sentence in said.head)
+        head = "".join(f"> **{one_line(sentence)}**\n>\n" for sentence in said.head)
         _put((head + markdown(_all(said), said.notes)).encode(), wanted.output)
         return
     print_said(_all(said), said.notes, console, said.head)

@@ -27,7 +27,7 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("fits", "Whether the modelled allocator finds room for everything in the GPU's memory."),
         ("host", "Highest resident set of a rank's process, Python and libraries included."),
         ("vs z0", "Ratio to the z0 row at the same N and stack; without a z0 row, to the strategy in its name."),
-        ("vs best", "Ratio to the best row of the table: most tokens/s, least memory or traffic."),
+        ("vs best", "Ratio to the best row in no doubt that fits: most tokens/s, least memory or traffic."),
         ("n", "Launches that the figures rest on, failed ones in brackets."),
     ),
     "Comparisons by metric": (

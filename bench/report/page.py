@@ -23,16 +23,14 @@ from bench.report.index import index
 from bench.runs import Run
 
 _HERE = Path(__file__).parent
-# A plot takes half a second to draw, and 25 KB of the page.
-_PLOTS_PER_KIND = 2
 
 
 def _drawn(records: list[Record]) -> list[dict[str, Any]]:
-    from bench.plots import plots, svg_text  # matplotlib takes a second to import
+    from bench.plots import PAGE_LIMIT, plots, svg_text  # matplotlib takes a second to import
 
     return [
         {"name": plot.name, "title": plot.title, "caption": plot.caption, "svg": Markup(svg_text(plot))}
-        for plot in plots(records, limit=_PLOTS_PER_KIND)
+        for plot in plots(records, limit=PAGE_LIMIT)
     ]
 
 

@@ -6,6 +6,7 @@ from made import failed, made, stored
 from bench.analysis.answer import answers, table
 from bench.analysis.comparison import comparison
 from bench.analysis.frame import frame
+from bench.record import Finding
 
 
 def said(records, by):
@@ -104,3 +105,31 @@ def test_stacks_are_answered_each_by_itself():
 
 def test_a_lead_of_less_than_a_percent_is_said_in_bytes():
     assert said([made("z1", peak=100_000), made("z2", peak=100_064)], "peak memory").margin == "64 B less"
+
+
+def test_launches_that_failed_are_said_of_what_is_taken_and_what_it_leads():
+    fast = [*launches("z1", 0.10, 0.11, 0.12), failed("z1", repeat=3), failed("z1", repeat=4, status="crashed")]
+    records = [*fast, *launches("z2", 0.13, 0.15, 0.14, peak=2000), failed("z2", repeat=3), failed("z3")]
+    speed, memory = said(records, "speed"), said(records, "peak memory")
+    assert speed.strategy == memory.strategy == "z1"
+    assert "z1 100.0 to 120.0 ms (3 launches) (2 of 5 oom/crashed), z2" in speed.why
+    assert "Not candidates: z3: oom." in speed.why
+    assert memory.why.startswith("z1 (2 of 5 oom/crashed) holds 0.00 MiB, z2 (1 of 4 oom) ")
+
+
+@pytest.mark.parametrize(
+    ("records", "margin"),
+    [
+        ([failed("z0"), failed("z1", status="host_oom")], "none fits"),
+        ([failed("z0"), failed("z0", status="host_oom", repeat=1), failed("z1")], "none fits"),
+        # a crash, a fault of the figures and a refusal say nothing of room
+        ([failed("z0"), failed("z1", status="crashed")], "no row says"),
+        ([failed("z0"), failed("z1", status="skipped")], "no row says"),
+        ([failed("z0"), made("z1", validity="invalid")], "no row says"),
+        ([failed("z0"), made("z1", findings=[Finding(check="a", verdict="suspect", text="b")])], "no row says"),
+    ],
+)
+def test_none_fits_is_said_where_memory_ran_out_alone(records, margin):
+    answer = said(records, "peak memory")
+    assert (answer.strategy, answer.margin) == (None, margin)
+    assert "Not candidates: z0: oom" in answer.why

@@ -7,7 +7,7 @@ import pytest
 from bench.claims import published
 from bench.claims.document import REFERENCE
 from bench.claims.judge import verdicts
-from bench.claims.rows import release
+from bench.claims.rows import release, stage
 from bench.claims.rule import selection
 from bench.claims.show import read
 from bench.record import Finding
@@ -197,10 +197,43 @@ def test_a_stage_1_that_is_refused_or_is_another_stage(rows):
         row.model_copy(update={"status": "config_error", "reason": "stage 1 is not known", "validity": "unchecked"})
         for row in ones
     ]
-    assert said(refused, "no-stage1") == "confirmed"
+    others = [row for row in rows if row.cell.strategy != "z1"]
+    assert said([*others, *refused], "no-stage1") == "confirmed"
+    # What is refused alike at every stage, or alone, does not say that it is for the stage.
+    assert said(refused, "no-stage1") == "not-yet-measured"
+    everything = [row.model_copy(update={"status": "config_error", "validity": "unchecked"}) for row in rows]
+    assert said(everything, "no-stage1") == "not-yet-measured"
     twos = [row.model_copy(update={"effective": row.effective | {"zero_stage": 2}}) for row in ones]
     assert said(twos, "no-stage1") == "confirmed"
     assert said([*twos, *ones], "no-stage1") == "confirmed"  # the first launch of a cell stands for it
+
+
+def test_a_cell_of_two_runs_counts_in_each_release_and_on_each_device(rows):
+    installed = [row.model_copy(update={"requested_stack": None}) for row in rows if release(row) == "0.19.8"]
+    elsewhere = [row.model_copy(update={"stack": row.stack | {"deepspeed": "0.20.0"}}) for row in installed]
+    on_cuda = [row.model_copy(update={"device": "cuda"}) for row in installed]
+    once = len(of(installed)["stage0-full-params"].evidence)
+    for other in (elsewhere, on_cuda):
+        assert len(of([*installed, *other])["stage0-full-params"].evidence) == 2 * once
+    assert len(of([*installed, *installed])["stage0-full-params"].evidence) == once
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "plain"),
+    [
+        ("zero_hpz_partition_size", 8, False),
+        ("zero_hpz_partition_size", 1, True),
+        ("zero_quantized_gradients", True, False),
+        ("zero_quantized_weights", False, True),
+        ("mics_shard_size", 2, False),
+        ("mics_shard_size", -1, True),
+        ("stage3_gather_16bit_weights_on_model_save", True, True),
+    ],
+)
+def test_zero_plus_plus_and_mics_are_not_stage_3(rows, key, value, plain):
+    row = next(row for row in rows if row.cell.strategy_name == "z3")
+    cell = row.cell.model_copy(update={"zero_optimization": row.cell.zero_optimization | {key: value}})
+    assert (stage(row.model_copy(update={"cell": cell})) == "z3") is plain
 
 
 def test_published_sentences_have_their_source(judged):

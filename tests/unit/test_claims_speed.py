@@ -28,8 +28,14 @@ def on_gpus(rows, times, no_room=()):
             timing = rows[name].timing.model_copy(update={"step_time_s": step_time_s, "suspect_reasons": []})
             update = {"device": "cuda", "repeat": repeat, "timing": timing, "validity": "valid", "findings": []}
             made.append(rows[name].model_copy(update=update))
-    empty = {"device": "cuda", "status": "oom", "timing": None, "memory": None, "comm": None, "shards": []}
-    return made + [rows[name].model_copy(update=empty) for name in no_room]
+    return made + [without_a_launch(rows[name]) for name in no_room]
+
+
+def without_a_launch(row, status="oom", reason="CUDA out of memory"):
+    """Return the row as the runner keeps a failed one: it knows neither its releases nor its GPU."""
+    empty = {"timing": None, "throughput": None, "memory": None, "comm": None, "shards": [], "findings": []}
+    empty |= {"device": "cuda", "device_name": None, "stack": {}, "effective": {}, "validity": "unchecked"}
+    return row.model_copy(update=empty | {"status": status, "reason": reason})
 
 
 def words(rows):
@@ -89,3 +95,35 @@ def test_the_rule_names_the_fastest_once_it_is_timed(rows):
     last = selection(on_gpus(rows, times))[-1]
     assert last["en"].startswith("Fastest beside llama-tiny/z1/w2")
     assert "z1 1,100 ms" in last["en"]
+
+
+NO_Z0 = {"z1": (2, 2.1, 2.2), "z2": (3, 3.1, 3.2), "z3": (1, 1.1, 1.2)}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "expected"),
+    [
+        ("oom", "CUDA out of memory", "confirmed"),
+        ("skipped", "known misfit: parameters, gradients and Adam states alone need 112.0 GiB", "confirmed"),
+        # no word on memory
+        ("skipped", "zero_hpz_partition_size 3 does not divide world_size 8", "not-yet-measured"),
+        ("crashed", "exit status 1", "not-yet-measured"),
+    ],
+)
+def test_no_room_is_for_want_of_memory_alone(rows, status, reason, expected):
+    timed = [*on_gpus(rows, NO_Z0), without_a_launch(rows["z0"], status, reason)]
+    assert words(timed)[1] == expected
+
+
+def test_launches_on_two_kinds_of_gpu_or_two_releases_of_torch_are_not_added_up(rows):
+    timed = on_gpus(rows, NO_Z0, ["z0"])
+    assert words(timed)[1] == "confirmed"
+    for update in ({"device_name": "another GPU"}, {"stack": rows["z3"].stack | {"torch": "2.0"}}):
+        apart = [row.model_copy(update=update) if row.repeat == 2 else row for row in timed]
+        assert words(apart) == ("not-yet-measured", "not-yet-measured")
+
+
+def test_a_row_without_room_counts_where_it_is_known_on_which_gpu(rows):
+    here = on_gpus(rows, NO_Z0, ["z0"])
+    elsewhere = [row.model_copy(update={"device_name": "another GPU"}) for row in on_gpus(rows, NO_Z0)]
+    assert words([*here, *elsewhere])[1] == "not-yet-measured"

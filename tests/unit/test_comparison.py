@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made import failed, made
+from made import failed, made, stored
 
 from bench.analysis import by_gpus
 from bench.analysis.cells import cells
@@ -89,6 +89,42 @@ def test_ratios_are_to_z0_and_to_the_best_of_the_same_gpu_count():
     assert (found["peak_vs_base"], found["peak_vs_best"]) == (0.5, 1.0)
     assert (found["sent_vs_base"], found["sent_vs_best"]) == (1.5, 1.5)
     assert line(records, strategy="z0", world_size=2)["tokens_vs_best"] == 0.5
+
+
+def test_a_row_in_doubt_is_not_the_best_and_what_is_a_ratio_to_it_is_in_doubt():
+    timing = made("z0").timing.model_copy(update={"step_time_s": 0.01, "suspect_reasons": ["cores are shared"]})
+    records = [
+        made("z0", step_s=0.01, peak=400, sent=200.0, timing=timing),
+        made("z1", step_s=0.1, peak=300, sent=300.0),
+        made("z2", step_s=0.2, peak=100, sent=100.0, **doubt("suspect")),
+    ]
+    found = line(records, strategy="z1")
+    assert (found["tokens_vs_best"], found["step_time_vs_best"]) == (1.0, 1.0)
+    assert (found["peak_vs_best"], found["sent_vs_best"]) == (1.0, 1.5)  # of traffic, z0 is in no doubt
+    assert line(records, strategy="z0")["tokens_vs_best"] == pytest.approx(10)
+    (table,) = by_gpus.tables(comparison(frame(records), KEY))
+    rows = {row[0]: row for row in table.rows}
+    at = [number for number, head in enumerate(table.header) if head.startswith("vs")]
+    ratios = {name: [row[number] for number in at] for name, row in rows.items()}
+    assert ratios["z0"] == ["1.00x?", "10.00x?", "1.00x", "1.33x", "1.00x", "1.00x"]
+    assert ratios["z1"] == ["0.10x?", "1.00x", "0.75x", "1.00x", "1.50x", "1.50x"]
+    assert ratios["z2"] == ["0.05x?", "0.50x?", "0.25x?", "0.33x?", "0.50x?", "0.50x?"]
+
+
+def test_an_emulated_row_that_does_not_fit_is_not_the_best():
+    emulated = stored("v3-emulated")
+
+    def row(strategy, peak, fits):
+        cell = emulated.cell.model_copy(update={"strategy": strategy})
+        memory = emulated.memory.model_copy(update={"peak_allocated_bytes": peak})
+        fitted = emulated.emulation.model_copy(update={"fits": fits})
+        return emulated.model_copy(
+            update={"cell": cell, "cell_id": cell.cell_id, "memory": memory, "emulation": fitted, "findings": []}
+        )
+
+    records = [row("z1", 10, False), row("z3", 20, True)]
+    assert line(records, strategy="z3")["peak_vs_best"] == 1.0
+    assert line(records, strategy="z1")["peak_vs_best"] == 0.5
 
 
 def test_nothing_is_a_ratio_to_zero_bytes():

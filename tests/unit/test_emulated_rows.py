@@ -96,6 +96,14 @@ def test_emulated_beside_measured(emulated, measured):
     assert agreement([measured, with_cell(emulated, world_size=4)]) == []
 
 
+def test_a_row_that_is_known_to_be_wrong_stands_beside_none(emulated, measured):
+    wrong = {"validity": "invalid"}
+    assert agreement([measured.model_copy(update=wrong), emulated]) == []
+    assert agreement([measured, emulated.model_copy(update=wrong)]) == []
+    (table,) = agreement([measured.model_copy(update=wrong), measured.model_copy(update={"repeat": 1}), emulated])
+    assert len(table.rows) == 1
+
+
 def test_a_difference_from_the_measured_row_is_shown_in_bytes(emulated, measured):
     (rank,) = emulated.memory.ranks
     more = rank.model_copy(update={"peak_allocated_bytes": rank.peak_allocated_bytes + 1000})

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -107,6 +109,13 @@ def test_an_index_that_other_code_made_is_made_anew(run, monkeypatch):
     index.rows(run)
     monkeypatch.setattr(index, "_code", lambda: b"of another release")
     assert read_anew(run) == 6
+
+
+def test_the_code_that_makes_rows_is_known_whole():
+    package = Path(index.__file__).parent
+    for name in ("analysis/frame.py", "validity/known_bad.py"):
+        used = re.findall(r"^from bench\.([\w.]+) import", (package / name).read_text(), re.MULTILINE)
+        assert {f"{module.replace('.', '/')}.py" for module in used} | {name} <= set(index._SOURCES)
 
 
 def test_a_folder_that_is_only_read_needs_no_index(run, monkeypatch):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from bench.analysis import largest, tables
@@ -114,6 +115,34 @@ def test_another_order_is_said_with_what_it_rests_on(record, launches):
     assert ("below 3 launches: not separated" in said) == (launches == 1)
 
 
+_BOTH = (("z1", None), ("z3", None), ("z1", 2), ("z3", 2))
+
+
+def test_orders_are_of_one_run_one_accumulation_and_one_budget_each(record):
+    def of(tokens, **changes):
+        rows = [row(record, s, t, n) for (s, n), t in zip(_BOTH, tokens, strict=True)]
+        cells = [each.cell.model_copy(update=changes) for each in rows]
+        return [each.model_copy(update={"cell": c, "cell_id": c.cell_id}) for each, c in zip(rows, cells, strict=True)]
+
+    # Another order in the one, the same in the other; the medians over both would be another's.
+    turned, alike = (20.0, 10.0, 10.0, 90.0), (20.0, 10.0, 90.0, 10.0)
+    found = largest.notes(frame(of(turned) + of(alike, gradient_accumulation_steps=3)))
+    assert len(found) == 2
+    assert f"GAS {record.cell.gradient_accumulation_steps}: z1, z3 at the same" in found[1]
+    runs = pd.concat([frame(of(turned)).assign(run="a"), frame(of(alike)).assign(run="b")], ignore_index=True)
+    _, said = largest.notes(runs)
+    assert ", a: z1, z3 at the same" in said
+
+
+def test_a_failed_launch_is_none_of_three(record):
+    records = [
+        row(record, strategy, tokens, found, repeat=repeat, status="oom" if repeat == 2 else "completed")
+        for repeat in range(3)
+        for strategy, tokens, found in (("z1", 20.0, None), ("z3", 10.0, None), ("z1", 21.0, 2), ("z3", 30.0, 2))
+    ]
+    assert "below 3 launches: not separated" in largest.notes(frame(records))[1]
+
+
 def test_the_same_order_is_not_worth_a_sentence(record):
     records = [
         row(record, s, t, n) for s, t, n in (("z1", 9.0, None), ("z3", 8.0, None), ("z1", 9.0, 2), ("z3", 8.0, 2))
@@ -126,3 +155,11 @@ def test_the_heading_names_the_controls_as_that_of_the_other_table_does(record):
     cell = found.cell.model_copy(update={"activation_checkpointing": "reentrant", "attn_implementation": "eager"})
     table, _ = shown([found.model_copy(update={"cell": cell})])
     assert table.group.endswith(", reentrant activation checkpointing, eager attention")
+
+
+def test_the_base_of_several_runs_is_the_first_of_all_in_both_views(record):
+    first = frame([row(record, "z1", 10.0)]).assign(run="a")
+    other = frame([row(record, "z1", 20.0), row(record, "z1", 30.0, 4)]).assign(run="b")
+    lines = comparison(pd.concat([first, other], ignore_index=True), "gradient_accumulation_steps")
+    assert list(lines["base"]) == ["a"] * 3
+    assert list(lines["base_line"]) == [0, 0, -1]

@@ -94,6 +94,20 @@ def test_a_strategy_of_one_name_and_two_configurations_is_named(run, tmp_path):
     assert re.search(r'zero_optimization of z1: \{.*\} \(a\), \{"reduce_bucket_size": 7\} \(b\)', text)
 
 
+@pytest.mark.parametrize("name", ["zero_optimization", "seed"])
+def test_one_setting_of_the_scenario_is_one_thing_however_many_strategies_have_it(run, tmp_path, name):
+    value = {"reduce_bucket_size": 7} if name == "zero_optimization" else 7
+    records = [made(strategy, cell={name: value}) for strategy in ("z0", "z1")]
+    scenario = manifest(records)["scenario"] | {name: value}
+    here = json.loads((run / "manifest.json").read_text())
+    here["scenario"] |= {"zero_optimization": made("z0").cell.zero_optimization, "seed": made("z0").cell.seed}
+    (run / "manifest.json").write_text(json.dumps(here))
+    same = here["scenario"] | {name: scenario[name]}
+    text = report(run, run_folder(tmp_path / "b", records, scenario=same), "--format", "markdown").decode()
+    assert "One thing differs between the runs." in text
+    assert f"scenario's {name}: " in text
+
+
 def test_rows_that_are_not_there_yet_are_said_of_their_run(run, tmp_path):
     other = run_folder(tmp_path / "b", [made("z1")])
     whole = json.loads((other / "manifest.json").read_text())
@@ -112,6 +126,10 @@ def test_rows_that_are_not_there_yet_are_said_of_their_run(run, tmp_path):
         (["RUN", "--output", "x"], "--output needs a format for files"),
         (["RUN", "OTHER", "--format", "html"], "--format html is a page of one run"),
         (["RUN", "OTHER", "--memory"], "are of one run"),
+        (["RUN", "--memory", "--format", "csv"], "go with --format terminal or markdown alone"),
+        (["RUN", "--traffic", "--output", "x"], "go with --format terminal or markdown alone"),
+        (["RUN", "--plots", "x", "--by", "gpus"], "go with --format terminal or markdown alone"),
+        (["RUN", "--traffic-summary", "--rows", "cells"], "go with --format terminal or markdown alone"),
         (["RUN", "--format", "csv", "--output", "/no/such/folder/x"], "cannot write"),
         (["nowhere"], "nowhere: no run there"),
     ],
@@ -130,3 +148,16 @@ def test_many_rows_are_shown_without_the_sentences_that_explain_them(run, monkey
     said = gather.gather([run])
     assert any("left out" in note for note in said.notes)
     assert [table.title for table in said.tables][:1] == ["Throughput (tokens/s per GPU)"]
+
+
+def test_markdown_keeps_its_lines_and_columns_whatever_rows_are_called(tmp_path):
+    words = {"label": "a|b\nc", "reason": "first\n\n# second\r| x |"}
+    rows = [made("z0"), made("z1", step_s=None, status="oom", cell={"name": "p|q\nr"}, **words)]
+    odd = [row.model_copy(update={"cell": row.cell.model_copy(update={"model": "m|n\no"})}) for row in rows]
+    text = report(run_folder(tmp_path / "odd", odd), "--format", "markdown").decode()
+    assert text.startswith("## m|n o (0.3M parameters), ")
+    assert "- oom: first # second | x | [a|b c]" in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    # Of the tables by metric, and of the answers.
+    assert {line.replace("\\|", "").count("|") for line in tables} == {5, 7}
+    assert sum(line.startswith("| p\\|q r ") for line in tables) == 3

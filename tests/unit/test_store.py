@@ -350,6 +350,14 @@ def test_manifest_reads_back(tmp_path: Path) -> None:
     assert read_manifest(tmp_path)["cells"] == []
 
 
+def test_half_a_surrogate_pair_is_readable_and_can_be_written(tmp_path: Path) -> None:
+    found = parse_record(json.dumps(content(label="a\ud800b \U0001f600")), "a record")
+    names = dict.fromkeys(("scenario", "scenario_path", "scenario_name", "cells", "environment"), "\udc80x")
+    write_json(tmp_path / "manifest.json", names | {"manifest_version": MANIFEST_VERSION})
+    assert found.label == "a\ufffdb \U0001f600"
+    assert read_manifest(tmp_path)["scenario_name"] == "\ufffdx"
+
+
 def test_missing_manifest(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for run in (tmp_path, tmp_path / "absent", tmp_path / "file"):

@@ -218,3 +218,24 @@ def test_a_row_of_two_gpus_is_a_multi_gpu_row_whatever_stands_beside_it(record):
     assert no_row not in footers(frame([gpus, row(record, "z1", 2, 100.0)]), {})
     assert no_row in footers(frame([row(record, "z1", 1, 100.0, device="cuda")]), {})
     assert no_row in footers(frame([row(record, "z1", 2, status="oom", reason="x", device="cuda")]), {})
+
+
+@pytest.mark.parametrize(
+    ("z1", "z2", "said"),
+    [
+        (["completed"] * 3, ["completed"] * 3, "Launches per cell: 3 (median shown)."),
+        (["completed"] * 3, ["completed"], "Launches per cell: 1 to 3 (median shown). Steps of one launch"),
+        (["completed"] * 3, ["completed", "completed", "oom"], "Launches per cell: 2 to 3 (median shown). Steps of"),
+        (["completed"], ["oom"] * 3, "Launches per cell: 1. Steps of one launch"),
+        (["oom"], ["oom"], None),
+    ],
+)
+def test_launches_are_those_that_a_number_rests_on(record, z1, z2, said):
+    rows = [
+        row(record, strategy, 2, 100.0 if status == "completed" else None, repeat, status=status)
+        for strategy, statuses in (("z1", z1), ("z2", z2))
+        for repeat, status in enumerate(statuses)
+    ]
+    lines = [line for line in footers(frame(rows), {}) if line.startswith("Launches per cell")]
+    assert len(lines) == (said is not None)
+    assert all(line.startswith(said) for line in lines)
