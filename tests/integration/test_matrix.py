@@ -184,7 +184,7 @@ def test_running_again_launches_nothing_and_changes_no_record(run):
 
 
 def test_csv_has_one_row_per_record(run):
-    done = zerostage("report", run[0] / "runs" / "exact", "--format", "csv")
+    done = zerostage("report", run[0] / "runs" / "exact", "--format", "csv", "--rows", "records")
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert len(rows) == 7
     assert {row["status"] for row in rows} == {"completed"}

@@ -9,8 +9,11 @@ import pytest
 from conftest import zerostage
 
 ROOT = Path(__file__).parents[2]
-# What pandas brings, and what every environment has.
-NOT_OURS = ("pandas", "numpy", "python_dateutil", "dateutil", "tzdata", "pytz", "six", "pip", "setuptools")
+# What pandas, Parquet and plots bring, some 400 MB, and what every environment has.
+NOT_OURS = (
+    *("pandas", "numpy", "python_dateutil", "dateutil", "tzdata", "pytz", "six", "pip", "setuptools"),
+    *("pyarrow", "seaborn", "matplotlib", "mpl_toolkits", "fonttools", "pillow", "pil", "contourpy", "kiwisolver"),
+)
 
 
 def call(*argv):
