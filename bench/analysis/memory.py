@@ -17,6 +17,11 @@ DEFINITIONS = (
 )
 
 
+def in_doubt(record: Record) -> str:
+    """Return what stands behind the name of a row whose figures are shown although they are known to be wrong."""
+    return " (invalid)" if record.validity == "invalid" else ""
+
+
 def _mib(value: float) -> str:
     return f"{value / 2**20:,.3f}"
 
@@ -53,7 +58,7 @@ def _peaks(records: list[Record]) -> Table:
         most = [f"{name.replace('_', ' ')} {size / peak.total_bytes:.0%}" for name, size in _holders(peak)]
         rows.append(
             [
-                f"{record.label} r{record.repeat}",
+                f"{record.label} r{record.repeat}{in_doubt(record)}",
                 _mib(peak.total_bytes),
                 "-" if expected is None else _mib(expected),
                 _difference(peak.total_bytes, expected),
@@ -92,7 +97,7 @@ def tables(records: Iterable[Record]) -> list[Table]:
                 _difference(point.total_bytes, expected),
             ]
         header = ["MiB"] + [text for point in points for text in (point.point, "expected", "diff")]
-        title = f"{record.label}, repeat {record.repeat}, rank {rank}"
+        title = f"{record.label}, repeat {record.repeat}, rank {rank}{in_doubt(record)}"
         found.append(Table(_GROUP, title, header, [*rows, total]))
     return found
 

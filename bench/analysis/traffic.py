@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from bench import wire
+from bench.analysis.memory import in_doubt
 from bench.analysis.tables import Table
 from bench.errors import ScenarioError
 from bench.models.catalog import load_config, names
@@ -65,7 +66,7 @@ def summary(records: list[Record]) -> Table:
         expected = practice_volumes(record.practice) if record.practice else None
         rows.append(
             [
-                record.label,
+                record.label + in_doubt(record),
                 f"{sum(paper.values()):,}",
                 f"{record.practice.comm_bytes_per_step:,}" if record.practice else "?",
                 f"{sum(measured.values()):,}",
@@ -98,7 +99,7 @@ def _table(record: Record, comm: Comm) -> Table:
         for key in sorted({*paper, *(expected or {}), *measured}, key=lambda key: (_place(key[0]), key))
     ]
     control = f"{comm.control_op_count} control collectives"
-    title = f"{record.label} (GAS {cell.gradient_accumulation_steps}, {comm.backend}, {control})"
+    title = f"{record.label}{in_doubt(record)} (GAS {cell.gradient_accumulation_steps}, {comm.backend}, {control})"
     header = ["phase", "op", "group", "dtype", "calls", "bytes: paper", "practice", "counted"]
     return Table("Traffic by operation", title, [*header, "sent: paper", "practice", "counted"], rows)
 

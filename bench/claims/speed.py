@@ -9,14 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.analysis.answer import LAUNCHES
 from bench.claims.claim import Claim, Found, text
 from bench.claims.fits import lowest_that_fits
 from bench.claims.rows import STAGES, alike, counted_rows, doubts, evidence, release, requested, stage
 from bench.claims.verdict import Evidence, Text
 from bench.plan import MISFIT
 from bench.record import Record
-
-LAUNCHES = 3
 
 
 @dataclass(frozen=True)

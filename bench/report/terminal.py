@@ -6,17 +6,18 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from bench.analysis.tables import Table
+from bench.report.inert import inert
 
 
 def _laid_out(table: Table, columns: Sequence[int]) -> RichTable:
     laid_out = RichTable(title=table.title, title_justify="left")
     for number in columns:
         if table.wraps:
-            laid_out.add_column(table.header[number], overflow="fold")
+            laid_out.add_column(inert(table.header[number]), overflow="fold")
         else:
-            laid_out.add_column(table.header[number], justify="right" if number else "left", no_wrap=True)
+            laid_out.add_column(inert(table.header[number]), justify="right" if number else "left", no_wrap=True)
     for row in table.rows:
-        laid_out.add_row(*(row[number] for number in columns))
+        laid_out.add_row(*(inert(row[number]) for number in columns))
     return laid_out
 
 
@@ -41,7 +42,7 @@ def print_said(found: Sequence[Table], notes: Sequence[str], console: Console, h
     """Print what heads the tables, the tables with the sentences below each, and the notes."""
 
     def say(text: str, style: str | None = None) -> None:
-        console.print(text, style=style, highlight=False, markup=False)
+        console.print(inert(text), style=style, highlight=False, markup=False)
 
     for sentence in head:
         say(f"! {sentence}", "bold yellow")

@@ -65,6 +65,11 @@ def test_report_reads_a_run_made_elsewhere(light, scenario_file):
     done = call(light / "bin" / "zerostage", "report", path.parent / "runs" / path.stem)
     assert done.returncode == 0, done.stderr
     assert "world_size 99 is above the" in done.stdout
+    page = call(light / "bin" / "zerostage", "report", path.parent / "runs" / path.stem, "--format", "html")
+    assert page.returncode == 0, page.stderr
+    assert "world_size 99 is above the" in (path.parent / "runs" / path.stem / "report.html").read_text()
+    claims = call(light / "bin" / "zerostage", "report", "claims", ROOT / "results" / "reference" / "claims")
+    assert "no-stage1" in claims.stdout, claims.stderr
 
 
 def test_run_says_what_to_install(light, scenario_file):

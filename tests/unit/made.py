@@ -50,4 +50,4 @@ def made(
 
 
 def failed(strategy: str, world_size: int = 2, status: str = "oom", **changes: Any) -> Record:
-    return made(strategy, world_size, step_s=None, status=status, reason="because of this", **changes)
+    return made(strategy, world_size, step_s=None, status=status, **({"reason": "because of this"} | changes))

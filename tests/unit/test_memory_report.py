@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.analysis import traffic
 from bench.analysis.memory import notes, sentence, tables
 from bench.record import MemoryPoint, parse_record
 
@@ -66,3 +67,10 @@ def test_a_peak_without_formula_says_so(record):
     bare = [each.model_copy(update={"predicted": {}}) for each in ranks[1].points]
     memory = record.memory.model_copy(update={"ranks": [ranks[0], ranks[1].model_copy(update={"points": bare})]})
     assert sentence(record.model_copy(update={"memory": memory})).endswith("nothing is expected by formula.")
+
+
+def test_an_invalid_row_is_called_so_where_its_figures_are_taken_apart(record):
+    invalid = record.model_copy(update={"validity": "invalid"})
+    assert tables([invalid])[0].rows[0][0].endswith("(invalid)")
+    assert all("(invalid)" in table.title for table in tables([invalid])[1:])
+    assert traffic.summary([invalid]).rows[0][0].endswith("(invalid)")

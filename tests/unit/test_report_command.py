@@ -141,6 +141,14 @@ def test_a_mistake_is_one_error(run, tmp_path, words, said):
         report(*(names.get(word, word) for word in words))
 
 
+def test_what_a_terminal_would_act_on_is_shown_as_a_sign(tmp_path):
+    reason = "it said \x1b]0;title\x07 and \x1b[2J"
+    run = run_folder(tmp_path / "odd", [made("z0"), failed("z1", reason=reason)])
+    shown = report(run).decode()
+    assert "\x1b" not in shown
+    assert "it said ␛]0;title␇ and ␛[2J" in shown.replace("\n", " ")
+
+
 def test_many_rows_are_shown_without_the_sentences_that_explain_them(run, monkeypatch):
     from bench.report import gather
 
