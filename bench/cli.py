@@ -344,7 +344,7 @@ def report_command(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="[RUN]...", help="Run folder; left out, the latest. Several: side by side.", show_default=False
+            metavar="RUN", help="Run folder; left out, the latest. Several: side by side.", show_default=False
         ),
     ] = [],  # noqa: B006
     results: ResultsOption = DEFAULT_RESULTS,
@@ -424,9 +424,7 @@ class Language(StrEnum):
 def claims_command(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="[RUN]...", help="Run folders; left out, that of scenarios/claims.yaml.", show_default=False
-        ),
+        typer.Argument(metavar="RUN", help="Run folders; left out, that of scenarios/claims.yaml.", show_default=False),
     ] = [],  # noqa: B006
     results: ResultsOption = DEFAULT_RESULTS,
     format: Annotated[ClaimsFormat, typer.Option(help="json: both languages, with all rows.")] = ClaimsFormat.terminal,
