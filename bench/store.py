@@ -165,14 +165,20 @@ def read_manifest(run: Path) -> dict[str, Any]:
         manifest = json_text.read(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path}: cannot read the manifest: {error}") from None
-    keys = {"scenario", "scenario_path", "scenario_name", "cells", "environment"}
-    if (
-        not isinstance(manifest, dict)
-        or manifest.get("manifest_version") != MANIFEST_VERSION
-        or not keys <= manifest.keys()
-    ):
+    if not _is_manifest(manifest):
         raise StoreError(f"{path}: not a manifest that this zerostage reads (manifest_version {MANIFEST_VERSION})")
-    return manifest
+    found: dict[str, Any] = manifest
+    return found
+
+
+def _is_manifest(data: Any) -> bool:
+    """Whether ``data`` has what every reader of a manifest takes for granted."""
+    if not isinstance(data, dict) or data.get("manifest_version") != MANIFEST_VERSION:
+        return False
+    kinds = {"scenario": dict, "scenario_path": str, "scenario_name": str, "cells": list, "environment": dict}
+    return all(isinstance(data.get(name), kind) for name, kind in kinds.items()) and all(
+        isinstance(cell, dict) and {"cell_id", "label"} <= cell.keys() for cell in data["cells"]
+    )
 
 
 def supersede(run: Path, names: set[str]) -> int:

@@ -53,7 +53,9 @@ def rogues(records):
 
 def a_manifest(run, record):
     content = {"manifest_version": MANIFEST_VERSION, "scenario": {}, "scenario_path": "a.yaml", "scenario_name": "a"}
-    write_json(run / "manifest.json", content | {"environment": {}, "cells": [{"cell_id": record.cell_id}]})
+    write_json(
+        run / "manifest.json", content | {"environment": {}, "cells": [{"cell_id": record.cell_id, "label": "a cell"}]}
+    )
 
 
 def drawn(records, **options):

@@ -18,7 +18,7 @@ def test_report_memory_reads_a_run_without_points_too(tmp_path):
         "scenario_path": "a.yaml",
         "scenario_name": "a",
         "environment": {},
-        "cells": [{"cell_id": record["cell_id"]}],
+        "cells": [{"cell_id": record["cell_id"], "label": "a cell"}],
     }
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "records").mkdir()

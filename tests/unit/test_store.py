@@ -341,21 +341,43 @@ def test_nothing_to_supersede_makes_no_folder(tmp_path: Path) -> None:
 # The manifest
 
 
+MANIFEST = {
+    "manifest_version": MANIFEST_VERSION,
+    "scenario": {},
+    "scenario_path": "a.yaml",
+    "scenario_name": "a",
+    "cells": [{"cell_id": "0" * 12, "label": "a cell"}],
+    "environment": {},
+}
+
+
 def test_manifest_reads_back(tmp_path: Path) -> None:
-    write_json(
-        tmp_path / "manifest.json",
-        {key: [] for key in ("scenario", "scenario_path", "scenario_name", "cells", "environment")}
-        | {"manifest_version": MANIFEST_VERSION},
-    )
-    assert read_manifest(tmp_path)["cells"] == []
+    write_json(tmp_path / "manifest.json", MANIFEST)
+    assert read_manifest(tmp_path) == MANIFEST
 
 
 def test_half_a_surrogate_pair_is_readable_and_can_be_written(tmp_path: Path) -> None:
     found = parse_record(json.dumps(content(label="a\ud800b \U0001f600")), "a record")
-    names = dict.fromkeys(("scenario", "scenario_path", "scenario_name", "cells", "environment"), "\udc80x")
-    write_json(tmp_path / "manifest.json", names | {"manifest_version": MANIFEST_VERSION})
+    write_json(tmp_path / "manifest.json", MANIFEST | {"scenario_name": "\udc80x"})
     assert found.label == "a\ufffdb \U0001f600"
     assert read_manifest(tmp_path)["scenario_name"] == "\ufffdx"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"cells": None},
+        {"cells": [7]},
+        {"cells": [{"label": "x"}]},
+        {"scenario": []},
+        {"environment": None},
+        {"scenario_path": 1},
+    ],
+)
+def test_a_manifest_of_another_form_is_none(tmp_path: Path, damage: dict[str, Any]) -> None:
+    write_json(tmp_path / "manifest.json", MANIFEST | damage)
+    with pytest.raises(StoreError, match="not a manifest that this zerostage reads"):
+        read_manifest(tmp_path)
 
 
 def test_missing_manifest(tmp_path: Path) -> None:
