@@ -390,6 +390,11 @@ class Record(_Model):
         return self.status == "completed" and self.validity != "invalid"
 
     @property
+    def figures_suspect(self) -> bool:
+        """Whether a finding says that its figures, and not only its training, cannot be relied on."""
+        return any(f.affects == "figures" for f in self.findings if f.verdict in ("suspect", "invalid"))
+
+    @property
     def spent_s(self) -> float:
         """Seconds that the launches of this row took, those of a search for its batch included; 0 without one."""
         return sum(each.wall_time_s for each in self.batch_search) or (self.launch.wall_time_s if self.launch else 0.0)

@@ -103,13 +103,12 @@ def find_cell(run: Path, manifest: dict[str, Any], name: str) -> tuple[str, str 
     raise StoreError(f"{run}: no cell '{name}'; 'zerostage plan {manifest['scenario_path']}' lists them")
 
 
-def rerun_command(run: Path, name: str) -> str:
+def rerun_command(run: Path, manifest: dict[str, Any], name: str) -> str:
     """Return the command that measures the cell called ``name`` (id or label) again.
 
     Raises:
         StoreError: the run has no such cell.
     """
-    manifest = read_manifest(run)
     if run.resolve().name != manifest["scenario_name"]:
         raise StoreError(f"{run}: the folder was renamed; its rows are written to '{manifest['scenario_name']}'")
     key, stack, stacked = find_cell(run, manifest, name)

@@ -117,7 +117,7 @@ def _row(record: Record) -> dict[str, Any]:
         "provenance": record.provenance,
         "validity": record.validity,
         "validity_reasons": "; ".join(f.text for f in record.findings if f.verdict == record.validity),
-        "figures_suspect": any(f.affects == "figures" for f in record.findings if f.verdict in ("suspect", "invalid")),
+        "figures_suspect": record.figures_suspect,
         "device": record.device,
         "device_name": record.device_name,
         "num_threads": record.num_threads,

@@ -207,7 +207,8 @@ def one_line(text: str) -> str:
     return " ".join(filter(None, map(str.strip, text.splitlines())))
 
 
-def _cells(row: Iterable[str]) -> list[str]:
+def as_cells(row: Iterable[str]) -> list[str]:
+    """Return texts so that each is one cell of a Markdown table."""
     return [one_line(text).replace("|", "\\|") for text in row]
 
 
@@ -217,7 +218,7 @@ def markdown(found: Iterable[Table], notes: Iterable[str]) -> str:
     heading = ""
     for table in found:
         aligned = ("left", *["right"] * (len(table.header) - 1))
-        rows, header = [_cells(row) for row in table.rows], _cells(table.header)
+        rows, header = [as_cells(row) for row in table.rows], as_cells(table.header)
         body = tabulate(rows, header, "pipe", colalign=aligned, disable_numparse=True)
         if table.group != heading:
             heading = table.group

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from bench.analysis.footers import multi_gpu
 from bench.claims import render
 from bench.claims.judge import verdicts
 from bench.claims.rows import release
@@ -41,7 +42,7 @@ def _made_of(records: Sequence[Record], language: str) -> str:
     models = between.join(sorted({record.cell.model_name for record in records}))
     sizes = between.join(map(str, sorted({record.cell.world_size for record in records})))
     releases = between.join(sorted({release(record) for record in records} - {""}))
-    on_gpus = any(record.device == "cuda" and record.cell.world_size > 1 for record in records)
+    on_gpus = any(multi_gpu(r.provenance, r.device, r.cell.world_size, r.status) for r in records)
     if language == "en":
         none = "" if on_gpus else " No row is of two or more real GPUs."
         return (

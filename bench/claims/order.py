@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from bench.analysis.units import mib
 from bench.claims.claim import Claim, Found, text
 from bench.claims.held import held
-from bench.claims.rows import Near, beside, counted_rows, evidence, name, near, stage
+from bench.claims.rows import Near, beside, beside_strategy, counted_rows, evidence, name, near, stage
 from bench.claims.verdict import Text
 from bench.record import Record
 
@@ -64,9 +64,9 @@ def _plain_data_parallel(rows: Sequence[Record]) -> list[Text]:
     ddp: dict[str, Record] = {}  # by settings without a release of DeepSpeed, which torch DDP does not know
     for record in rows:
         if record.cell.strategy == "ddp":
-            ddp.setdefault(_as_ddp(record), record)
+            ddp.setdefault(beside_strategy(record) + record.device, record)
     for record in rows:
-        other = ddp.get(_as_ddp(record)) if stage(record) == "z0" else None
+        other = ddp.get(beside_strategy(record) + record.device) if stage(record) == "z0" else None
         here, there = peak(record), peak(other) if other else None
         if here and there:
             ratios.append(here / there)
@@ -82,11 +82,6 @@ def _plain_data_parallel(rows: Sequence[Record]) -> list[Text]:
             f"峰值为其 {least:.2f} 至 {most:.2f} 倍；其中 {whole} 行的参数与优化器状态均为完整。",
         )
     ]
-
-
-def _as_ddp(record: Record) -> str:
-    apart = {"strategy", "name", "zero_optimization", "deepspeed"}
-    return record.cell.model_dump_json(exclude=apart) + record.device
 
 
 def _traffic_order(records: Sequence[Record]) -> Found:

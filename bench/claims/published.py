@@ -14,10 +14,10 @@ from itertools import combinations
 from pathlib import Path
 
 from bench.claims.claim import text
+from bench.claims.order import SAME
 from bench.claims.verdict import Text
 
 _ALIKE = ("source", "locator", "date", "model", "gpu", "n_gpus", "precision", "seq_len", "micro_bs", "gas")
-SAME = 0.01
 Row = dict[str, str]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bench.analysis.tables import as_cells
 from bench.claims import words
 from bench.claims.verdict import Text, Verdict
 
@@ -63,15 +64,11 @@ def as_json(verdicts: Sequence[Verdict], rule: Sequence[Text]) -> str:
     return json.dumps(data, indent=1, ensure_ascii=False)
 
 
-def _cell(value: str) -> str:
-    return value.replace("|", "\\|").replace("\n", " ")
-
-
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         f"| {' | '.join(header)} |",
         "|" + "---|" * len(header),
-        *(f"| {' | '.join(_cell(value) for value in row)} |" for row in rows),
+        *(f"| {' | '.join(as_cells(row))} |" for row in rows),
     ]
 
 

@@ -64,16 +64,17 @@ def stage(record: Record) -> str | None:
 
 def settings(record: Record) -> str:
     """Return what rows must share to be compared: everything but strategy and keys of ``zero_optimization``."""
-    return "|".join([_beside_strategy(record), release(record), record.device])
+    return "|".join([beside_strategy(record), release(record), record.device])
 
 
-def _beside_strategy(record: Record) -> str:
+def beside_strategy(record: Record) -> str:
+    """Return what was asked for but strategy and keys of DeepSpeed's configuration."""
     return record.cell.model_dump_json(exclude={"strategy", "name", "zero_optimization", "deepspeed"})
 
 
 def requested(record: Record) -> str:
     """Return the same of what was asked for: a row that never ran knows no release."""
-    return "|".join([_beside_strategy(record), record.requested_stack or "", record.device])
+    return "|".join([beside_strategy(record), record.requested_stack or "", record.device])
 
 
 def alike(one: Record, other: Record) -> bool:

@@ -39,8 +39,7 @@ def plain(text: str) -> str:
 
 def doubtful(record: Record, *, timed: bool = False) -> bool:
     """Return whether the record's figures, with ``timed`` its times too, are not to be relied on."""
-    found = any(f.affects == "figures" and f.verdict in ("suspect", "invalid") for f in record.findings)
-    return found or (timed and record.timing is not None and bool(record.timing.suspect_reasons))
+    return record.figures_suspect or (timed and record.timing is not None and bool(record.timing.suspect_reasons))
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,9 @@ def _guesses(record: Record) -> list[Laid]:
 
 def _rerun(run: Run, record: Record, *, stacked: bool) -> tuple[str | None, str | None]:
     name = f"{record.cell_id}/{record.requested_stack or INSTALLED}" if stacked else record.cell_id
+    assert run.manifest is not None, "a run with records has a manifest"
     try:
-        return rerun_command(run.folder, name), None
+        return rerun_command(run.folder, run.manifest, name), None
     except StoreError as error:
         return None, str(error)
 

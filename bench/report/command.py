@@ -20,7 +20,7 @@ from bench.report import files
 from bench.report.gather import SENTENCES_UP_TO, Said, gather, num_records
 from bench.report.terminal import print_said
 from bench.runs import read_measured, read_run, rerun_command
-from bench.store import read_imported
+from bench.store import read_imported, read_manifest
 
 
 @dataclass(frozen=True)
@@ -197,4 +197,4 @@ def show_rerun(run: Path, name: str) -> None:
     Raises:
         StoreError: the run has no such cell.
     """
-    print(rerun_command(run, name))
+    print(rerun_command(run, read_manifest(run), name))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from bench.analysis import by_gpus
 from bench.analysis.tables import Table
+from bench.analysis.titles import plain as plain_lines
 from bench.report.cells import Part
 from bench.report.gather import Said
 from bench.report.layout import Column, Laid, Line, plain
@@ -38,10 +39,9 @@ def places(said: Said, parts: Sequence[Part]) -> Places:
     for part in parts:
         first.setdefault((part.record.cell_id, part.record.requested_stack), part.id)
     found: dict[tuple[str, str, str], set[str]] = {}
-    for line in [] if said.lines is None else said.lines.to_dict("records"):
-        stack = line["requested_stack"] if isinstance(line["requested_stack"], str) else None
+    for line in [] if said.lines is None else plain_lines(said.lines):
         key = (line["group"], f"{line['strategy']} {line['variant']}".strip(), str(line["world_size"]))
-        found.setdefault(key, set()).add(first.get((line["cell_id"], stack), ""))
+        found.setdefault(key, set()).add(first.get((line["cell_id"], line["requested_stack"]), ""))
     return {key: names.pop() for key, names in found.items() if len(names) == 1}
 
 

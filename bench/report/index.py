@@ -22,17 +22,12 @@ HEADER = (
 )
 
 
-def doubted(record: Record) -> bool:
-    """Whether a finding says that the row's figures cannot be relied on."""
-    return any(each.affects == "figures" for each in record.findings if each.verdict in ("suspect", "invalid"))
-
-
 def _figures(record: Record) -> list[str]:
     """Return the key numbers, marked as the comparison tables mark them; none of a row that is known to be wrong."""
     timing, rate, memory, comm = record.timing, record.throughput, record.memory, record.comm
     if record.validity == "invalid":
         return ["", "", "", ""]
-    mark = "?" if doubted(record) else "†" if record.validity == "suspect" else ""
+    mark = "?" if record.figures_suspect else "†" if record.validity == "suspect" else ""
     late = "?" if timing and timing.suspect_reasons else mark
     sent = comm.comm_wire_bytes_per_step if comm else None
     return [
